@@ -29,6 +29,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
 )
@@ -113,7 +114,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
     fill(plain, "items")
     store = MilvusStore(MilvusClient(uri))
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
-    name = migrate(store, plan_migration(store, "items", bank, estimator=NNN(16))).target
+    name = migrate(store, plan_migration(store, "items", Recipe(bank, estimator=NNN(16)))).target
     store.drop("items")
     ours = HubnessClient(uri)
     state = ours.hubness_state(name)

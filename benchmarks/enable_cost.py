@@ -20,7 +20,16 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    Recipe,
+    connect,
+    enable,
+    plan_enable,
+)
 from tests.support.servers import MilvusServer
 
 ROWS, DIM, BANK = 20_000, 256, 2_000
@@ -74,7 +83,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         store = MilvusStore(connect(server.uri))
         for name in (RAW, BESIDE):
             fill(plain, name, items)
-        plan = plan_enable(store, BESIDE, bank, estimator=NNN(16), verdict="warn")
+        plan = plan_enable(store, BESIDE, Recipe(bank, estimator=NNN(16), verdict="warn"))
         enabling[BESIDE] = timed(lambda: enable(store, plan, client_ttl=0.0))
         candidates[BESIDE] = store.info(BESIDE).state.reranking.candidates
         clients = {RAW: plain, BESIDE: client}

@@ -41,6 +41,7 @@ from milvus_hubness import (
     MigrationOptions,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     migrate,
     plan_migration,
@@ -127,12 +128,9 @@ def of_inserts(uri: str, rounds: int) -> dict[str, Any]:
         plan = plan_migration(
             store,
             "shop",
-            QueryBank(bank),
-            estimator=Blend(),
+            Recipe(QueryBank(bank), estimator=Blend(), verdict="skip", on_hub=way),
             target=way,
             bank_collection=f"{way}_bank",
-            verdict="skip",
-            on_hub=way,
         )
         migrate(store, plan, MigrationOptions(no_writers=True))
 

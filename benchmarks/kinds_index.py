@@ -39,7 +39,7 @@ from benchmarks.client_overhead import median_difference
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from benchmarks.mixed_galleries import BANK, OTHER, OWN, Names, simulated
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness import HubnessClient, MilvusStore, QueryBank, Recipe, migrate, plan_migration
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.state import CollectionState
 from tests.support.lite import spare_work
@@ -140,10 +140,8 @@ def copied(client: MilvusClient, source: str, found: Gallery, kind: str | None) 
     """Migrate a collection and read the copy's rows."""
     store = MilvusStore(client)
     name = f"{source}_by_kind" if kind else f"{source}_as_by_default"
-    plan = plan_migration(
-        store, source, QueryBank(found.bank), kind=kind, target=name, bank_collection=f"{name}_bank",
-        verdict="skip",
-    )  # fmt: skip
+    recipe = Recipe(QueryBank(found.bank), kind=kind, verdict="skip")
+    plan = plan_migration(store, source, recipe, target=name, bank_collection=f"{name}_bank")
     migrate(store, plan, client_ttl=0.0)
     state = store.info(name).state
     assert state is not None

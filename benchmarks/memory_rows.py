@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.memory import resident
+from milvus_hubness import Recipe
 
 SIZES, SMALL, DIM, BANK = (1_000_000, 4_000_000), 10_000, 8, 1_000
 LOAD_ROWS = 20_000
@@ -56,7 +57,9 @@ def migrate_job(uri: str, rows: int) -> float:
         QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM))),
     )
     began = time.perf_counter()
-    plan = plan_migration(store, f"src{rows}", bank, estimator=NNN(16), target=f"copy{rows}")
+    plan = plan_migration(
+        store, f"src{rows}", Recipe(bank, estimator=NNN(16)), target=f"copy{rows}"
+    )
     done = migrate(store, plan, no_writers=True)
     if done.rows != rows:
         raise SystemExit(f"{done.rows} rows were copied, not {rows}")
@@ -72,7 +75,7 @@ def refresh_job(uri: str, rows: int) -> float:
         QueryBank(np.random.default_rng(2).standard_normal((BANK, DIM))),
     )
     store.point_alias(f"live{rows}", f"copy{rows}")
-    done = refresh(store, f"live{rows}", bank=bank, force=True, client_ttl=0)
+    done = refresh(store, f"live{rows}", bank, force=True, client_ttl=0)
     if (done.action, done.scanned) != ("full", rows):
         raise SystemExit(f"{done.action}: {done.scanned} rows were read, not {rows}")
     return done.seconds

@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.memory import resident
+from milvus_hubness import Recipe
 
 ROWS, DIM, BANK, TURNS = 200_000, 512, 1_000, 3
 LOAD_ROWS = 5_000
@@ -110,7 +111,7 @@ def ours(uri: str, rows: int, dim: int) -> float:
 
     store = MilvusStore(connect(uri))
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, dim), np.float32))
-    plan = plan_migration(store, f"src{rows}", bank, estimator=NNN(16), target="ours")
+    plan = plan_migration(store, f"src{rows}", Recipe(bank, estimator=NNN(16)), target="ours")
     with suppress(Copied):
         migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
     clean(store, "ours", drop="ours")

@@ -35,7 +35,7 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.mixbench import mixbench
 from benchmarks.mixed_galleries import BANK, GALLERIES, MIXED, Draws, Mixed
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness import HubnessClient, MilvusStore, QueryBank, Recipe, migrate, plan_migration
 from milvus_hubness.correction.codec.arrays import unit_directions
 from milvus_hubness.jobs.common.kinds import preferred, two_means
 from milvus_hubness.jobs.migration.plan import MigrationPlan
@@ -121,7 +121,9 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
         filled(plain, mixed)
         store = MilvusStore(plain)
         # The verdict changes neither the bank nor the method of the copy, only its strength.
-        plan = plan_migration(store, SOURCE, QueryBank(mixed.bank), kind=kind, verdict="warn")
+        plan = plan_migration(
+            store, SOURCE, Recipe(QueryBank(mixed.bank), kind=kind, verdict="warn")
+        )
         name = migrate(store, plan, client_ttl=0.0).target
 
         client = HubnessClient(uri)
@@ -131,17 +133,17 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
         followed = first
         if _is_against(plan):
             followed = raw
-        elif plan.strength != 1:
+        elif plan.chosen.strength != 1:
             followed = first_items(client, name, mixed)
 
         state = store.info(name).state
         assert state is not None
         facts = {
-            "verdict": plan.verdict.verdict if plan.verdict else None,
-            "strength": plan.strength,
+            "verdict": plan.chosen.verdict.verdict if plan.chosen.verdict else None,
+            "strength": plan.chosen.strength,
             "agreement": _agreement(state.profile.estimator),
-            "kinds": plan.kinds.facts,
-            "remarks": list(plan.kinds.remarks),
+            "kinds": plan.chosen.kinds.facts,
+            "remarks": list(plan.chosen.kinds.remarks),
         }
         client.close()
         plain.close()
@@ -149,7 +151,7 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
 
 
 def _is_against(plan: MigrationPlan) -> bool:
-    return plan.verdict is not None and plan.verdict.verdict == "leave it alone"
+    return plan.chosen.verdict is not None and plan.chosen.verdict.verdict == "leave it alone"
 
 
 def _agreement(estimator: Any) -> float | None:
@@ -286,12 +288,14 @@ def plain(name: str) -> dict[str, Any]:
         client = MilvusClient(lite_uri(Path(folder)))
         filled(client, mixed)
         store = MilvusStore(client)
-        plan = plan_migration(store, SOURCE, QueryBank(mixed.bank), kind="auto", verdict="skip")
+        plan = plan_migration(
+            store, SOURCE, Recipe(QueryBank(mixed.bank), kind="auto", verdict="skip")
+        )
         client.close()
-    print(name, plan.kinds.remarks, flush=True)
+    print(name, plan.chosen.kinds.remarks, flush=True)
     return {
-        "kinds": plan.kinds.facts,
-        "remarks": list(plan.kinds.remarks),
+        "kinds": plan.chosen.kinds.facts,
+        "remarks": list(plan.chosen.kinds.remarks),
         "preference": preference(mixed),
     }
 

@@ -23,6 +23,7 @@ from milvus_hubness import (
     MigrationOptions,
     MilvusStore,
     QueryBank,
+    Recipe,
     RefreshOptions,
     connect,
     migrate,
@@ -64,13 +65,17 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         store = MilvusStore(client)
         began = time.perf_counter()
         bank = QueryBank(vectors(0, BANK, dim))
-        plan = plan_migration(store, SOURCE, bank, estimator=NNN(16), alias=ALIAS, verdict="skip")
+        plan = plan_migration(
+            store, SOURCE, Recipe(bank, estimator=NNN(16), verdict="skip"), alias=ALIAS
+        )
         migrate(store, plan, MigrationOptions(no_writers=True))
         migration = round(time.perf_counter() - began, 2)
         print("migrated in", migration, flush=True)
         for turn in range(TURNS):
             bank = QueryBank(vectors(2 + turn, BANK, dim))
-            done = refresh(store, ALIAS, RefreshOptions(bank=bank, force=True, client_ttl=0))
+            done = refresh(
+                store, ALIAS, options=RefreshOptions(recipe=bank, force=True, client_ttl=0)
+            )
             if (done.action, done.written) != ("full", rows):
                 raise SystemExit(f"{done.action}: {done.written} rows were copied, not {rows}")
             turns.append(done.seconds)

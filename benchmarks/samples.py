@@ -50,6 +50,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     tune,
@@ -130,7 +131,7 @@ def corrected(uri: str, name: str, bank: QueryBank, test: Test, raw: float) -> d
         is_corrected = True
         try:
             # benchmarks.environment skips the verdict.
-            plan = plan_migration(store, name, bank, verdict="require")
+            plan = plan_migration(store, name, Recipe(bank, verdict="require"))
             target = migrate(store, plan, no_writers=True).target
         except CorrectionNotRecommended:
             is_corrected = False

@@ -34,6 +34,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     enable,
     migrate,
@@ -215,10 +216,10 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     """All ways at once; the number of candidates that `enable` takes, and how long each took."""
     bank, estimator, seconds = QueryBank(load_task(SERVED_TASK).bank), ESTIMATORS[SERVED], {}
     started = time.monotonic()
-    done = enable(store, plan_enable(store, PLAIN, bank, estimator=estimator))
+    done = enable(store, plan_enable(store, PLAIN, Recipe(bank, estimator=estimator)))
     seconds[SIDE] = time.monotonic() - started
     started = time.monotonic()
-    target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
+    target = migrate(store, plan_migration(store, PLAIN, Recipe(bank, estimator=estimator))).target
     seconds[IN_VECTORS] = time.monotonic() - started
     for collection in (PLAIN, target, done.side_collection):
         settle(store, collection)

@@ -21,7 +21,16 @@ from pymilvus import MilvusClient
 
 from benchmarks.enable_cost import fill
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    Recipe,
+    connect,
+    enable,
+    plan_enable,
+)
 from milvus_hubness.milvus.client.side_memory import SideMemory
 from tests.support.servers import MilvusServer
 
@@ -38,7 +47,7 @@ def measured(uri: str, rows: int, dim: int) -> dict[str, float]:
     )
     store = MilvusStore(connect(uri, create=True))
     fill(store.client, NAME, items)
-    plan = plan_enable(store, NAME, QueryBank(bank), estimator=NNN(16), verdict="warn")
+    plan = plan_enable(store, NAME, Recipe(QueryBank(bank), estimator=NNN(16), verdict="warn"))
     candidates = enable(store, plan, client_ttl=0.0).candidates
 
     plain, without, client = MilvusClient(uri), HubnessClient(uri), HubnessClient(uri)

@@ -42,6 +42,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     enable,
     plan_enable,
@@ -103,7 +104,7 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     store = MilvusStore(client)
     enable(
         store,
-        plan_enable(store, "items", bank, estimator=NNN(8), verdict="warn"),
+        plan_enable(store, "items", Recipe(bank, estimator=NNN(8), verdict="warn")),
     )
     return uri, "items"
 
@@ -125,7 +126,7 @@ def inserts(uri: str, rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of inserts, and of their biases alone, by the number of rows."""
     client, rng = HubnessClient(uri), np.random.default_rng(0)
     bank = rng.standard_normal((LARGE_BANK, WIDE), np.float32)
-    config = CorrectionConfig(QueryBank(bank), NNN(K))
+    config = CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(K)))
     client.create_collection("new_rows", WIDE, metric_type="IP", auto_id=True, hubness=config)
     found = {}
     for count in INSERTED:

@@ -29,7 +29,15 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_migration,
+)
 from milvus_hubness.correction.estimators import Blend
 from tests.support.servers import MilvusServer, lite_uri
 
@@ -99,7 +107,7 @@ def measure(uri: str, method: str, share: float) -> list[dict[str, Any]]:
     store = MilvusStore(MilvusClient(uri))
     bank = QueryBank(vectors(BANK, 2))
     target = migrate(
-        store, plan_migration(store, "items", bank, estimator=ESTIMATORS[method])
+        store, plan_migration(store, "items", Recipe(bank, estimator=ESTIMATORS[method]))
     ).target
     store.drop("items")
     ours = HubnessClient(uri)

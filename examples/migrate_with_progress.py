@@ -12,6 +12,7 @@ import numpy as np
 from milvus_hubness import (
     HubnessClient,
     QueryBank,
+    Recipe,
     connect,
     migrate,
     plan_migration,
@@ -54,7 +55,7 @@ def run(uri):
     # The plan only reads. `migrate` with the same plan also continues an interrupted run.
     bank = QueryBank(rng.normal(size=(1000, DIM)), source="past queries")
     # These vectors are random, and a verdict would advise against it: leave verdict out with your own.
-    plan = plan_migration(plain, "products", bank, alias="live", verdict="skip")
+    plan = plan_migration(plain, "products", Recipe(bank, verdict="skip"), alias="live")
     print(
         "{source} -> {target}: {rows:,} rows, vectors of {dim} -> {width} numbers".format(
             **plan.to_dict()

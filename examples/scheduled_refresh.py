@@ -18,6 +18,7 @@ import numpy as np
 
 from milvus_hubness import (
     HubnessClient,
+    Recipe,
     connect,
     enable,
     errors,
@@ -31,7 +32,7 @@ def refresh_once(uri, collection, bank=None):
     """Refresh once, print one line of JSON, and return the exit code. If it is killed, the next call continues it."""
     try:
         client = connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))
-        result = refresh(client, collection, bank=bank)
+        result = refresh(client, collection, bank)
     except errors.LeaseHeld as error:  # another process refreshes the collection
         print(json.dumps({"collection": collection, "action": "none", "reason": str(error)}))
         return 0
@@ -54,7 +55,7 @@ def run(uri):
     client.create_collection("products", 32, metric_type="COSINE", consistency_level="Strong")
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(rng.normal(size=(540, 32)))]
     client.insert("products", rows[:500])
-    plan = plan_enable(client, "products", rng.normal(size=(200, 32)), verdict="skip")
+    plan = plan_enable(client, "products", Recipe(rng.normal(size=(200, 32)), verdict="skip"))
     enable(client, plan, client_ttl=0)
     client.insert(
         "products", rows[500:], bias="pending"

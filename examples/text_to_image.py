@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, Recipe
 
 IMAGES, DIM = 1000, 256
 
@@ -38,7 +38,7 @@ def run(uri):
 
     # A collection that is corrected from its first row on.
     client = HubnessClient(uri)
-    correction = CorrectionConfig(past_queries, NNN(k=16, alpha=0.75))
+    correction = CorrectionConfig(Recipe(past_queries, estimator=NNN(k=16, alpha=0.75)))
     client.create_collection(
         "images", DIM, metric_type="COSINE", hubness=correction, consistency_level="Strong"
     )

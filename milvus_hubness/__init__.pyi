@@ -43,6 +43,7 @@ from milvus_hubness.errors import *  # noqa: F403
 from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
+from milvus_hubness.jobs.common.recipe import Recipe as Recipe
 from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult as RefreshResult

@@ -14,6 +14,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     Sinkhorn,
     StateError,
     enable,
@@ -429,11 +430,7 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
     plan = plan_enable(
-        store,
-        name,
-        QueryBank(vectors(rng, 20, 8)),
-        estimator=NNN(3),
-        verdict="warn",
+        store, name, Recipe(QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), verdict="warn")
     )
     enable(store, plan, client_ttl=0.0)
     key = f"{group}/{name}"

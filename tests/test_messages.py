@@ -19,6 +19,7 @@ from milvus_hubness import (
     Layout,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     migrate,
     plan_migration,
@@ -49,7 +50,9 @@ def shop(tmp_path_factory):
         plain_collection(client, name, rows, "COSINE")
     store = MilvusStore(client)
     migrate(
-        store, plan_migration(store, "songs", QueryBank(bank), estimator=NNN(8)), no_writers=True
+        store,
+        plan_migration(store, "songs", Recipe(QueryBank(bank), estimator=NNN(8))),
+        no_writers=True,
     )
     with pytest.raises(RuntimeError):
         _break_off(store, bank)
@@ -71,7 +74,11 @@ def _break_off(store, bank):
         if doing == "copying":
             raise RuntimeError
 
-    migrate(store, plan_migration(store, "books", QueryBank(bank), estimator=NNN(8)), progress=fail)
+    migrate(
+        store,
+        plan_migration(store, "books", Recipe(QueryBank(bank), estimator=NNN(8))),
+        progress=fail,
+    )
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ def test_the_client_loads_little_more_than_pymilvus():
 def test_a_client_that_searches_and_inserts_loads_no_library_of_jobs(tmp_path):
     code = """
 import numpy as np
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, Recipe
 client = HubnessClient(sys.argv[1])
 rng = np.random.default_rng(0)
-config = CorrectionConfig(QueryBank(rng.standard_normal((50, 8))), NNN(4))
+config = CorrectionConfig(Recipe(rng.standard_normal((50, 8)), estimator=NNN(4)))
 client.create_collection("items", 8, metric_type="COSINE", hubness=config, consistency_level="Strong")
 client.insert("items", [{"id": i, "vector": row} for i, row in enumerate(rng.standard_normal((20, 8)))])
 hits = client.search("items", [[1.0] * 8], limit=3, with_raw_score=True)[0]

@@ -15,20 +15,16 @@ def enable(
     collection: Annotated[
         str, typer.Argument(help="Collection to correct; its vectors stay as they are.")
     ],
-    bank: options.BankOptions,
-    estimating: options.EstimatorOptions,
-    preferring: options.PriorOptions,
-    judging: options.JudgingOptions,
+    recipe: options.RecipeOptions,
     connection: options.Connection,
     key_column: options.ClickKeyColumn = None,
     bank_name: options.BankName = None,
-    target_bank: options.TargetBank = None,
     field: options.Field = None,
-    gate: options.Gate = None,
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
     ] = MAX_MISS_RATE,
-    on_hub: options.Guard = "off",
+    on_hub: options.Guard = None,
+    force: options.Force = False,
     client_ttl: options.ClientTtl = STATE_TTL,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
@@ -44,7 +40,7 @@ def enable(
     from milvus_hubness.jobs.enable.enable import enable
     from milvus_hubness.jobs.enable.plan import plan_enable
 
-    bank.require(connection, collection, field)
+    recipe.require(connection, collection, field)
     store = connection.open()
     if not plan:
         # Before the plan, which takes a while and would be printed.
@@ -53,18 +49,12 @@ def enable(
         planned = plan_enable(
             store,
             collection,
-            bank.required(store, collection, field),
-            estimator=estimating.estimator(),
-            target_bank=options.read_vectors(store, target_bank),
-            queries=judging.read_queries(store),
+            recipe.recipe(
+                store, collection, field, key_column=key_column, force=force, on_hub=on_hub
+            ),
             field=field,
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
-            gate=gate,
-            prior=preferring.read_prior(key_column),
-            prior_weight=preferring.prior_weight,
-            verdict=judging.verdict,
-            on_hub=on_hub,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

@@ -22,7 +22,6 @@ from milvus_hubness.basics.defaults import (
     WHERE_FROM,
     Engine,
     OnHub,
-    VerdictMode,
 )
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.jobs.common.priors import PriorLike
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.store.protocols import Store
 
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
@@ -89,9 +89,9 @@ Kind = Annotated[
     "they do.",
 ]
 Guard = Annotated[
-    OnHub,
+    OnHub | None,
     "What clients do with a new row that would be among the best answers of too much of the bank: log "
-    "it, or refuse the write.",
+    "it, or refuse the write. [default: off]",
 ]
 PairsQueries = Annotated[
     str | None,
@@ -233,21 +233,19 @@ class BankOptions:
         if self.bank:
             return
         try:
-            self.required(connection.open(), collection, field)
+            self.expect(connection.open(), collection, field)
         except HubnessError:
             raise typer.BadParameter(
                 f"no reference queries: pass --bank FILE ({WHERE_FROM})"
             ) from None
 
-    def required(self, store: Store, collection: str, field: str | None = None) -> QueryBank:
-        """Return the bank as `read` does. Raises typer.BadParameter if none is named."""
+    def expect(self, store: Store, collection: str, field: str | None = None) -> None:
+        """Raise typer.BadParameter if no bank is named."""
         from milvus_hubness.jobs.common.samples import missing_bank
 
-        bank = self.read(store, collection, field)
-        if bank is None:
+        if not self.bank:
             where_from = missing_bank(store, collection, field)
             raise typer.BadParameter(f"no reference queries: {where_from}")
-        return bank
 
     def read(self, store: Store, collection: str, field: str | None = None) -> QueryBank | None:
         """Return the bank; None if none is named.
@@ -268,24 +266,7 @@ def read_vectors(store: Store, spec: str | None, column: str | None = None) -> Q
     return read_bank(store, spec, column) if spec else None
 
 
-@dataclass(frozen=True)
-class JudgingOptions:
-    """The options about the verdict on the bank."""
-
-    queries: Queries = None
-    force: Annotated[
-        bool, "Go on even if the verdict on the bank is to leave the collection alone."
-    ] = False
-
-    def read_queries(self, store: Store) -> QueryBank | None:
-        """Return the real queries; None if none are named."""
-        return read_vectors(store, self.queries)
-
-    @property
-    def verdict(self) -> VerdictMode | None:
-        """What the job does with the verdict; None to do as the environment says."""
-        return "warn" if self.force else None
-
+Force = Annotated[bool, "Go on even if the verdict on the bank is to leave the collection alone."]
 
 ClickKeyColumn = Annotated[
     str | None,
@@ -447,9 +428,52 @@ class EstimatorOptions:
         return from_dict(with_parameters({"name": name}, parameters))
 
     @property
-    def is_named(self) -> bool:
+    def names_estimator(self) -> bool:
         """Whether any of the options is given."""
         return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
+
+
+@dataclass(frozen=True)
+class RecipeOptions(PriorOptions, EstimatorOptions, BankOptions):
+    """The options of all jobs that are words of a Recipe."""
+
+    target_bank: TargetBank = None
+    queries: Queries = None
+    gate: Gate = None
+
+    def recipe(
+        self,
+        store: Store,
+        collection: str,
+        field: str | None,
+        *,
+        key_column: str | None = None,
+        pairs: str | None = None,
+        current: dict[str, Any] | None = None,
+        force: bool = False,
+        **more: Any,
+    ) -> Recipe:
+        """Return what the options ask for, with the vectors read; samples are left to the job.
+
+        field: that of `collection` to correct. key_column, pairs: as in `read_prior`. current: as in
+        `estimator`. force: whether to go on after a verdict against the bank. more: further words.
+        Raises as `Recipe` does, and what reading the files raises.
+        """
+        from milvus_hubness.jobs.common.recipe import Recipe
+        from milvus_hubness.jobs.common.samples import SAMPLES
+
+        bank = self.bank if self.bank == SAMPLES else self.read(store, collection, field)
+        return Recipe(
+            bank,
+            target_bank=read_vectors(store, self.target_bank),
+            estimator=self.estimator(current),
+            gate=self.gate,
+            prior=self.read_prior(key_column, pairs),
+            prior_weight=self.prior_weight,
+            queries=read_vectors(store, self.queries),
+            verdict="warn" if force else None,
+            **more,
+        )
 
 
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:

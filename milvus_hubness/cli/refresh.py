@@ -16,9 +16,7 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.jobs.refresh.refreshing import RefreshResult
-    from milvus_hubness.jobs.store.protocols import Store
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class Refreshing:
         "Share of rows that are new or changed since the bank was fitted, from which on the "
         "sampled queries become the bank and all biases are computed. [default: never]",
     ] = None
-    no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
     rename: Annotated[
         bool,
         "Give the collection's own name to the copy, as an alias; the former copy is renamed.",
@@ -52,28 +49,13 @@ class Refreshing:
     engine: options.EngineName = "local"
 
 
-def _bank_of(
-    bank: options.BankOptions, store: Store, collection: str, field: str | None
-) -> QueryBank | None:
-    """Return the bank that the options name; None for the one in use."""
-    from milvus_hubness.jobs.common.samples import SAMPLES
-    from milvus_hubness.jobs.refresh.refit import samples_for_refresh
-
-    if bank.bank == SAMPLES:
-        return samples_for_refresh(store, collection, field)
-    return bank.read(store, collection, field)
-
-
 def refresh(
     collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
-    bank: options.BankOptions,
-    estimating: options.EstimatorOptions,
-    preferring: options.PriorOptions,
+    recipe: options.RecipeOptions,
     refreshing: Refreshing,
     judging: options.PairsOptions,
     connection: options.Connection,
-    target_bank: options.TargetBank = None,
-    queries: options.Queries = None,
+    no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False,
     rows_per_second: options.RowsPerSecond = None,
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
@@ -94,27 +76,30 @@ def refresh(
 
     store = connection.open()
     # --k or --alpha alone changes the estimator of the profile, so its state is read first.
-    estimator = None
-    if estimating.is_named:
+    current = None
+    if recipe.names_estimator:
         state = require_state(store.info(collection).state_of(refreshing.field), collection)
-        current = state.profiles.get(refreshing.profile or state.active)
-        estimator = estimating.estimator(current.estimator if current else None)
+        profile = state.profiles.get(refreshing.profile or state.active)
+        current = profile.estimator if profile else None
 
     refresh_options = RefreshOptions(
+        recipe.recipe(
+            store,
+            collection,
+            refreshing.field,
+            key_column=judging.key_column,
+            pairs=judging.pairs,
+            current=current,
+            no_prior=no_prior,
+        ),
         **vars(refreshing),
-        bank=_bank_of(bank, store, collection, refreshing.field),
-        target_bank=options.read_vectors(store, target_bank),
-        estimator=estimator,
-        prior=preferring.read_prior(judging.key_column, judging.pairs),
-        prior_weight=preferring.prior_weight,
-        judgements=judging.read(other=preferring.prior_from),
+        judgements=judging.read(other=recipe.prior_from),
         measure=judging.measure,
-        queries=options.read_vectors(store, queries),
         throttle=Throttle(rows_per_second),
     )
     try:
         with console.progress_bars() as progress:
-            result = refresh(store, collection, refresh_options, progress=progress)
+            result = refresh(store, collection, options=refresh_options, progress=progress)
     except LeaseHeld as error:
         if not once:
             raise

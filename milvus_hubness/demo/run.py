@@ -35,6 +35,7 @@ from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidInput, NoMigration, UnreadableFile
 from milvus_hubness.jobs.common.lease import forget_leases
 from milvus_hubness.jobs.common.progress import chunks
+from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.clean import clean
 from milvus_hubness.jobs.migration.migrator import migrate
 from milvus_hubness.jobs.migration.plan import plan_migration
@@ -262,7 +263,7 @@ def run(
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
         bank = QueryBank(retriever.bank, source="Python standard library")
-        plan = plan_migration(store, name, bank, estimator=ESTIMATOR)
+        plan = plan_migration(store, name, Recipe(bank, estimator=ESTIMATOR))
         migrate(store, plan, progress=progress, no_writers=True)
 
         with_correction = HubnessClient(uri, **access)

@@ -20,14 +20,14 @@ from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
-from milvus_hubness.correction.estimators import Estimator, from_dict
+from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, gallery_kinds, grouped, reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
-from milvus_hubness.jobs.common.choice import default_estimator
+from milvus_hubness.jobs.common.choice import Choice, default_estimator, settled
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
@@ -43,6 +43,7 @@ from milvus_hubness.jobs.common.priors import (
     PriorRequest,
     on_gallery,
 )
+from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import distinct_samples, missing_bank
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
@@ -156,15 +157,13 @@ def read_biased(
         kinds, _ = _kinds_to_try(store, info, searched, gallery, kind, bank, target_bank)
         source = kinds.kinds.rule.source if kinds is not None else ""
         verdict = info.verdicts.of(searched, bank.fingerprint, source)
-        # That with which jobs follow the verdict, see `choose`.
-        is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
-        strength = verdict.strength if verdict and is_followed else 1.0
-        gate: int | None = None
-        # A gate was chosen with the estimator of the verdict, and says nothing about another.
-        if estimator is None and verdict and verdict.choice:
-            estimator = from_dict(verdict.choice)
-            gate = verdict.gate
-        biases, activated = computed_biases(gallery, bank, target_bank, estimator, gate, kinds)
+        # As jobs follow the verdict.
+        default = Choice(default_estimator(by_kind=kinds is not None))
+        choice = settled(Recipe(bank, estimator=estimator), verdict, default)
+        strength = choice.strength
+        biases, activated = computed_biases(
+            gallery, bank, target_bank, choice.estimator, choice.gate, kinds
+        )
 
     bank.expect_dim(layout.dim, "the field")
     reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))

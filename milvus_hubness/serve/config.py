@@ -38,9 +38,9 @@ from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, key_column_of, 
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
+from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
-from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.retrieval import Measure
 
@@ -354,15 +354,17 @@ class CollectionTable(_Table):
         # Rows without a bias get one from the bank in use, so only a full refresh reads the files.
         if full:
             options |= {
-                "bank": self._bank(store),
-                "target_bank": read_bank(store, self.target_bank) if self.target_bank else None,
-                "estimator": self.estimator(),
-                "prior": self._prior(),
-                "prior_weight": self.prior_weight,
+                "recipe": Recipe(
+                    self._vectors(store, self.bank, self.bank_column),
+                    target_bank=self._vectors(store, self.target_bank),
+                    estimator=self.estimator(),
+                    prior=self._prior(),
+                    prior_weight=self.prior_weight,
+                    queries=self._vectors(store, self.queries),
+                ),
                 "judgements": self._judgements(),
                 "measure": self.measure,
                 "refit_share": self.refit_share,
-                "queries": read_bank(store, self.queries) if self.queries else None,
             }
 
         return RefreshOptions(
@@ -377,11 +379,14 @@ class CollectionTable(_Table):
             **options,
         )
 
-    def _bank(self, store: Store) -> QueryBank | None:
-        """Return the bank for a refresh; None for the one in use. Raises as `read_bank` does."""
-        if self.bank == SAMPLES:
-            return samples_for_refresh(store, self.name, self.field)
-        return read_bank(store, self.bank, self.bank_column) if self.bank else None
+    def _vectors(
+        self, store: Store, named: str | None, column: str | None = None
+    ) -> QueryBank | str | None:
+        """Return the vectors of a file or a collection; the samples as they are, which a refresh reads.
+
+        Raises as `read_bank` does.
+        """
+        return named if named in (None, SAMPLES) else read_bank(store, named, column)
 
     def _prior(self) -> PriorLike | None:
         """Return the field, or the clicks, of the prior. Raises as `read_clicks` does."""

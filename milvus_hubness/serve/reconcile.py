@@ -27,7 +27,6 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
-from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
@@ -134,7 +133,8 @@ def now() -> datetime:
 
 
 OpenStore = Callable[[], Store]
-Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
+Refresh = Callable[..., RefreshResult]
+"""That of `jobs.refresh.run`, with a store, a collection and `options`."""
 Task = Literal["fill", "refresh"]
 """fill: give rows without a bias theirs. refresh: check the bank and what else biases come from, too; it
 does the work of the other.
@@ -187,7 +187,7 @@ class Reconciler:
 
             options = self.table.refresh_options(self.store, full=task == "refresh")
             options = replace(options, stop=self._stop, progress=progress)
-            outcome = Reconciliation.of(self._refresh(self.store, self.table.name, options))
+            outcome = Reconciliation.of(self._refresh(self.store, self.table.name, options=options))
             return self._with_scan(outcome, progress) if task == "refresh" else outcome
         except Cancelled as error:
             result = "stopped"

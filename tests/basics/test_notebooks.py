@@ -10,6 +10,7 @@ from milvus_lite.server_manager import server_manager_instance
 from milvus_hubness import (
     NNN,
     Judgements,
+    Recipe,
     connect,
     diagnose,
     migrate,
@@ -74,7 +75,7 @@ def test_a_page_that_cannot_be_written_is_an_error(diagnosis, tmp_path):
 
 def test_plans_and_status_are_tables(client):
     bank = vectors(np.random.default_rng(5), 40, DIM)
-    plan = plan_migration(client, "products", bank, estimator=NNN(4), target="second_copy")
+    plan = plan_migration(client, "products", Recipe(bank, estimator=NNN(4)), target="second_copy")
     shown = Elements(plan._repr_html_())
     assert {"MigrationPlan", "second_copy", "60"} <= set(shown.texts)
     assert shown.names.count("tr") == shown.names.count("th") == shown.names.count("td") > 9
@@ -85,7 +86,7 @@ def test_plans_and_status_are_tables(client):
 
 def test_what_others_wrote_is_text(client):
     bank = vectors(np.random.default_rng(5), 40, DIM)
-    plan = replace(plan_migration(client, "products", bank, estimator=NNN(4)), server=NASTY)
+    plan = replace(plan_migration(client, "products", Recipe(bank, estimator=NNN(4))), server=NASTY)
     shown = Elements(plan._repr_html_())
     assert "script" not in shown.names
     assert NASTY in shown.texts
@@ -110,7 +111,7 @@ def test_what_jobs_return_is_a_table(client):
     rows = vectors(np.random.default_rng(6), 60, DIM)
     client.insert("plain", [{"id": i, "vector": row} for i, row in enumerate(rows)])
     plan = plan_migration(
-        client, "plain", rows[:40], estimator=NNN(4), alias="live", verdict="skip"
+        client, "plain", Recipe(rows[:40], estimator=NNN(4), verdict="skip"), alias="live"
     )
     migrate(client, plan, no_writers=True)
     back = Elements(rollback(client, "live")._repr_html_())

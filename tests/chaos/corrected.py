@@ -22,6 +22,7 @@ from milvus_hubness import (
     Estimator,
     HubnessError,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -98,19 +99,23 @@ class Corrected:
         bank = QueryBank.load(str(first.bank))
         if self.bias_location == "vector":
             plan = plan_migration(
-                store, self._stem, bank, estimator=first.estimator, target=self.name
+                store, self._stem, Recipe(bank, estimator=first.estimator), target=self.name
             )
             migrate(store, plan, no_writers=True)
         else:
             enable(
                 store,
-                plan_enable(store, self.name, bank, estimator=first.estimator),
+                plan_enable(store, self.name, Recipe(bank, estimator=first.estimator)),
                 client_ttl=0.0,
             )
         if former is not None:
             new = QueryBank.load(str(biases.bank))
             refresh(
-                store, self.name, bank=new, estimator=biases.estimator, force=True, client_ttl=0.0
+                store,
+                self.name,
+                Recipe(new, estimator=biases.estimator),
+                force=True,
+                client_ttl=0.0,
             )
         self.wanted = {
             key: self._as_the_user_sees(row) for key, row in database.held(self._stem).items()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessError, QueryBank, migrate, plan_migration
+from milvus_hubness import HubnessError, QueryBank, Recipe, migrate, plan_migration
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -235,8 +235,10 @@ class _Attempt:
                 plan = plan_migration(
                     store,
                     names.source,
-                    QueryBank.load(str(self._runner.bank)),
-                    estimator=NNN(K, ALPHA) if trial.method == "nnn" else None,
+                    Recipe(
+                        QueryBank.load(str(self._runner.bank)),
+                        estimator=NNN(K, ALPHA) if trial.method == "nnn" else None,
+                    ),
                     target=names.target,
                     **self._switch,
                 )

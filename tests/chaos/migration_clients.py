@@ -16,6 +16,7 @@ from milvus_hubness import (
     NNN,
     MigrationOptions,
     QueryBank,
+    Recipe,
     cutover,
     migrate,
     plan_migration,
@@ -173,7 +174,7 @@ def migrate_beside_writers(
 
     with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
-        plan = plan_migration(store, name, bank, estimator=NNN(8))
+        plan = plan_migration(store, name, Recipe(bank, estimator=NNN(8)))
         migrate(store, plan, options)
         cutover(store, plan.target, alias=None if rename else uses, rename=rename, options=options)
         assert store.info(uses).name == plan.target

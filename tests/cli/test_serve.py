@@ -18,6 +18,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     enable,
     migrate,
@@ -39,7 +40,7 @@ def corrected(files):
     """As `files`, with products corrected beside its vectors, a configuration of which `configured` writes."""
     store = MilvusStore(connect("shop.db"))
     bank = QueryBank.load("bank.npy")
-    plan = plan_enable(store, "products", bank, estimator=NNN(4))
+    plan = plan_enable(store, "products", Recipe(bank, estimator=NNN(4)))
     enable(store, plan)
     return files
 
@@ -48,7 +49,10 @@ def corrected(files):
 def copied(files):
     """As `files`, with the corrected copy products_hubness."""
     store = MilvusStore(connect("shop.db"))
-    migrate(store, plan_migration(store, "products", QueryBank.load("bank.npy"), estimator=NNN(4)))
+    migrate(
+        store,
+        plan_migration(store, "products", Recipe(QueryBank.load("bank.npy"), estimator=NNN(4))),
+    )
     return store
 
 
@@ -318,7 +322,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
     client.insert(name, rows[:200])
     store = served.store()
     bank = QueryBank(banks["right"])
-    enable(store, plan_enable(store, name, bank, estimator=NNN(4)))
+    enable(store, plan_enable(store, name, Recipe(bank, estimator=NNN(4))))
     services = {}
     for each, bank in banks.items():
         np.save(f"{each}.npy", bank)

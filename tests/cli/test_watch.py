@@ -11,6 +11,7 @@ from milvus_hubness import (
     MigrationOptions,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     cutover,
     migrate,
@@ -53,7 +54,9 @@ class Running:
         options = MigrationOptions(
             no_writers=True, throttle=self.throttle, events=Events([self._pause_once])
         )
-        made = plan_migration(store, "many", QueryBank.load("bank.npy"), verdict="skip", **plan)
+        made = plan_migration(
+            store, "many", Recipe(QueryBank.load("bank.npy"), verdict="skip"), **plan
+        )
         self.error = None
         self._thread = threading.Thread(target=self._run, args=(store, made, options))
         self._thread.start()
@@ -129,7 +132,7 @@ def test_a_process_that_is_gone_pauses_nothing(run, many):
 
 
 def test_rows_of_clients_that_the_copy_lacks_are_the_lag(run, few):
-    plan = plan_migration(few, "products", QueryBank.load("bank.npy"), verdict="skip")
+    plan = plan_migration(few, "products", Recipe(QueryBank.load("bank.npy"), verdict="skip"))
     migrate(few, plan, MigrationOptions(no_writers=True))
     [line] = run(*WATCH, "products").stdout.splitlines()
     assert line == (
@@ -170,7 +173,7 @@ def test_what_to_watch_is_named_where_it_is_unclear(run, few):
     options = MigrationOptions(no_writers=True)
     for target in ("first", "second"):
         bank = QueryBank.load("bank.npy")
-        plan = plan_migration(few, "products", bank, verdict="skip", target=target)
+        plan = plan_migration(few, "products", Recipe(bank, verdict="skip"), target=target)
         migrate(few, plan, options)
     assert_fails(run(*WATCH), 2, "name one of first, second")
     assert "verified" in run(*WATCH, "first").stdout

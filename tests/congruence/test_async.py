@@ -28,6 +28,7 @@ from milvus_hubness import (
     InvalidParameter,
     NonFiniteVectors,
     QueryBank,
+    Recipe,
     StoreError,
     UnsupportedOperation,
     ZeroVectors,
@@ -579,7 +580,7 @@ def test_biases_beside_the_vectors(lite):
     lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, items, "L2")
     store = lite.store()
-    enable(store, plan_enable(store, name, QueryBank(items[:40]), estimator=NNN(K)))
+    enable(store, plan_enable(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K))))
 
     async def use():
         async with opened(lite) as asking:
@@ -707,7 +708,7 @@ def test_a_collection_is_born_corrected(backend):
                 dimension=8,
                 metric_type="IP",
                 consistency_level="Strong",
-                hubness=CorrectionConfig(QueryBank(bank), NNN(4)),
+                hubness=CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(4))),
             )
             await client.insert(name, rows)
             return await client.search(name, data=[bank[0]], limit=40)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, clean, migrate, plan_migration, refresh, rollback
+from milvus_hubness import NNN, QueryBank, Recipe, clean, migrate, plan_migration, refresh, rollback
 from milvus_hubness.jobs.common.lease import DROPPED
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
@@ -26,16 +26,16 @@ def test_what_a_job_drops_or_is_forced_to_has_a_line(database, lines):
     rng = np.random.default_rng(3)
     name, store = database.fill(vectors(rng, 60, DIM), "COSINE"), database.store()
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(store, name, bank, estimator=NNN(4), verdict="skip")
+    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4), verdict="skip"))
     target = migrate(store, plan, client_ttl=0).target
     alias = aliased(store, target)
     assert lines("forced") == []
 
-    refresh(store, alias, verdict="skip", client_ttl=0)
+    refresh(store, alias, Recipe(verdict="skip"), client_ttl=0)
     assert lines("forced") == [], "nothing was overruled"
-    refresh(store, alias, verdict="skip", client_ttl=0, force=True, plan=True)
+    refresh(store, alias, Recipe(verdict="skip"), client_ttl=0, force=True, plan=True)
     assert lines("forced") == [], "nothing was written"
-    refresh(store, alias, verdict="skip", client_ttl=0, force=True)
+    refresh(store, alias, Recipe(verdict="skip"), client_ttl=0, force=True)
     [line] = lines("forced")
     assert f"forced {target!r}" in line
 

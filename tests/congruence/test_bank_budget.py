@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, BankTooLarge, QueryBank, refresh, status
+from milvus_hubness import NNN, BankTooLarge, QueryBank, Recipe, refresh, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.aliases import aliased
 from tests.support.async_clients import opened
@@ -71,7 +71,7 @@ def test_a_sample_of_the_bank_helps_at_once(lite):
     here = Large(lite, state_ttl=3_600.0)
     with pytest.raises(BankTooLarge):
         here.client.insert(here.name, here.rows())
-    refresh(here.store, here.name, bank=QueryBank(here.bank[::2]), client_ttl=0.0)
+    refresh(here.store, here.name, QueryBank(here.bank[::2]), client_ttl=0.0)
     here.client.insert(here.name, here.rows())
     here.assert_biases(here.bank[::2])
 
@@ -80,6 +80,8 @@ def test_the_banks_of_all_profiles_need_room_together(lite):
     here = Large(lite)
     client = lite.hubness_client(bank_budget=ROOM, state_ttl=0.0)
     client.insert(here.name, here.rows())
-    refresh(here.store, here.name, profile="image", bank=QueryBank(here.bank[:1]), estimator=NNN(1))
+    refresh(
+        here.store, here.name, Recipe(QueryBank(here.bank[:1]), estimator=NNN(1)), profile="image"
+    )
     with pytest.raises(BankTooLarge, match=f"{BANK + 1} queries"):
         client.upsert(here.name, here.rows())

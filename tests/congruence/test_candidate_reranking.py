@@ -16,6 +16,7 @@ from milvus_hubness import (
     InvalidParameter,
     NotCorrected,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     VerificationFailed,
     diagnose,
@@ -256,7 +257,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
 
 
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
-    done = refresh(fresh.store, fresh.name, estimator=CSLS(4))
+    done = refresh(fresh.store, fresh.name, Recipe(estimator=CSLS(4)))
     state = fresh.client.hubness_state(fresh.name)
     assert (done.action, state.profile.slot, state.other.profile.slot) == ("full", 1, 0)
     fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
@@ -281,7 +282,9 @@ def test_an_enabled_collection_can_still_be_migrated(lite):
     enabled = Enabled(lite, "COSINE")
     done = migrate(
         enabled.store,
-        plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K)),
+        plan_migration(
+            enabled.store, enabled.name, Recipe(QueryBank(enabled.bank), estimator=NNN(K))
+        ),
     )
     assert status(enabled.store, done.target).where == "vector"
     assert status(enabled.store, enabled.name).where == "beside"
@@ -296,7 +299,9 @@ def test_a_gate_opens_for_activated_items_only(lite):
     disable(gated.store, gated.name)
     enable(
         gated.store,
-        plan_enable(gated.store, gated.name, QueryBank(gated.bank), estimator=NNN(K), gate=1),
+        plan_enable(
+            gated.store, gated.name, Recipe(QueryBank(gated.bank), estimator=NNN(K), gate=1)
+        ),
     )
     activated = set(similarity(gated.bank, gated.items, "IP").argmax(1).tolist())
     _, orders = gated.wanted()
@@ -326,7 +331,7 @@ class TestWhatIsRefused:
 
     def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
-        plan = plan_enable(store, name, bank, estimator=NNN(4))
+        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
         plain_collection(
             lite.client(), f"{name}__bias_a", vectors(np.random.default_rng(0), 3, DIM), "IP"
         )
@@ -337,7 +342,7 @@ class TestWhatIsRefused:
         assert not store.exists(f"{name}__bank")
         assert store.count(f"{name}__bias_a") == 3
         # The next plan takes another name.
-        plan = plan_enable(store, name, bank, estimator=NNN(4))
+        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
         assert plan.sides == (f"{name}__bias_2_a", f"{name}__bias_2_b")
 
     def test_what_tuning_advised_against(self, plain):
@@ -360,14 +365,16 @@ class TestWhatIsRefused:
                 ]
             ),
         )
-        plan = plan_enable(store, name, bank, verdict="require")
+        plan = plan_enable(store, name, Recipe(bank, verdict="require"))
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             enable(store, plan)
-        assert plan_enable(store, name, bank, estimator=NNN(4), verdict="warn").reranking.candidates
+        assert plan_enable(
+            store, name, Recipe(bank, estimator=NNN(4), verdict="warn")
+        ).reranking.candidates
 
     def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
         store, name, bank = plain
-        plan = plan_enable(store, name, bank, estimator=NNN(4))
+        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
         write = store.upsert
 
         def spoil(collection, batch, field, **options):
@@ -385,5 +392,5 @@ class TestWhatIsRefused:
     def test_what_a_killed_run_left_is_no_obstacle(self, plain):
         store, name, bank = plain
         store.create_side(store.info(name), f"{name}__bias_a")
-        done = enable(store, plan_enable(store, name, bank, estimator=NNN(4)))
+        done = enable(store, plan_enable(store, name, Recipe(bank, estimator=NNN(4))))
         assert done.rows == 80

@@ -17,6 +17,7 @@ from milvus_hubness import (
     InvalidInput,
     LeaseHeld,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     enable,
     migrate,
@@ -31,6 +32,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from tests.support.galleries import plain_collection, vectors
 from tests.support.ledgers import let_write
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K = 8, 40, 4
 
@@ -42,7 +44,7 @@ def bank_of(seed):
 def made(backend, seed=1, **options):
     """A collection that is corrected from its first row on, with some rows."""
     client, name = backend.hubness_client(), backend.name("whole")
-    hubness = CorrectionConfig(bank_of(seed), NNN(K), **options)
+    hubness = CorrectionConfig(**as_recipe(bank_of(seed), estimator=NNN(K), **options))
     client.create_collection(
         name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness
     )
@@ -56,7 +58,7 @@ def enabled(backend):
     client, name, store = backend.hubness_client(), backend.name("beside"), backend.store()
     backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
-    enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K)))
+    enable(store, plan_enable(store, name, Recipe(bank_of(4), estimator=NNN(K))))
     return client, name
 
 
@@ -85,7 +87,7 @@ def test_collections_that_are_ours_are_hidden_and_dropped_with_their_owner(backe
     client.drop_alias(f"{name}_alias")
     client.drop_collection(name)
     store = backend.store()
-    refresh(store, other, bank=bank_of(5))
+    refresh(store, other, bank_of(5))
 
     async def drop_the_other():
         fellow = AsyncHubnessClient(backend.uri, dedicated=True)
@@ -261,14 +263,9 @@ def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
     )
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
-        plan_migration(store, name, bank_of(1), estimator=NNN(K))
+        plan_migration(store, name, Recipe(bank_of(1), estimator=NNN(K)))
     with pytest.raises(CannotMigrate, match=reason):
-        plan_enable(
-            store,
-            name,
-            bank_of(1),
-            estimator=NNN(K),
-        )
+        plan_enable(store, name, Recipe(bank_of(1), estimator=NNN(K)))
 
 
 def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
@@ -279,7 +276,10 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     with pytest.raises(InvalidInput, match="namespaces"):
         client.create_collection(
-            name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K))
+            name,
+            schema=schema,
+            index_params=index,
+            hubness=CorrectionConfig(Recipe(bank_of(1), estimator=NNN(K))),
         )
     assert name not in client.list_collections()
 
@@ -292,7 +292,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
     plain_collection(plain, name, old, metric)
     name = migrate(
-        store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
+        store, plan_migration(store, name, Recipe(bank_of(4), estimator=NNN(K))), no_writers=True
     ).target
     new = [
         {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}

@@ -16,6 +16,7 @@ from milvus_hubness import (
     InvalidParameter,
     NonFiniteVectors,
     QueryBank,
+    Recipe,
     migrate,
     plan_enable,
     plan_migration,
@@ -161,7 +162,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
     items[7] = 0
     plain, name, store = backend.client(), backend.name("far"), backend.store()
     plain_collection(plain, name, items, "L2")
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
+    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
     target = aliased(store, migrate(store, plan).target)
     client = backend.hubness_client()
 
@@ -189,7 +190,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
         row = {"id": key, "vector": vector, "group": 0}
         plain.insert(name, [row])
         client.insert(target, [row], bias="pending" if key % 2 else "compute")
-    refresh(store, target, estimator=NNN(K, ALPHA), bank=QueryBank(bank), force=True)
+    refresh(store, target, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)), force=True)
     assert_right(np.concatenate([items, new]))
     assert client.hubness_state(target).layout.mean == before
     bound = plain.search(name, [queries[0]], limit=10)[0].distances[4]
@@ -211,7 +212,7 @@ def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite):
     items[7, 4] = 0.1
     name, store = lite.name("odd"), lite.store()
     plain_collection(lite.client(), name, items, "L2")
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
+    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
     with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of field 'vector'"):
         migrate(store, plan, no_writers=True)
 
@@ -226,7 +227,7 @@ def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(li
     plain_collection(lite.client(), name, items.astype(np.float32), "L2")
     for plan in (plan_migration, plan_enable):
         with pytest.raises(CannotMigrate) as caught:
-            plan(store, name, QueryBank(bank.astype(np.float32)), estimator=NNN(K, ALPHA))
+            plan(store, name, Recipe(bank.astype(np.float32), estimator=NNN(K, ALPHA)))
         [gap, error] = re.search(
             r"differ by (\S+) in .* are off by (\S+), because", str(caught.value)
         ).groups()

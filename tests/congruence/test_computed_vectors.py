@@ -15,6 +15,7 @@ from milvus_hubness import (
     CorrectionConfig,
     InvalidInput,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -141,7 +142,7 @@ def test_a_diagnosis_still_shows_the_hubs_of_such_a_field(shared_lite, texts):
 def test_create_collection_refuses_to_correct_it(lite, model):
     client, name = lite.hubness_client(), lite.name("new")
     schema, index = schema_with(client, model, both=True)
-    correction = CorrectionConfig(BANK, NNN(8), anns_field="meaning")
+    correction = CorrectionConfig(Recipe(BANK, estimator=NNN(8)), anns_field="meaning")
     with pytest.raises(InvalidInput, match=REASON):
         client.create_collection(name, schema=schema, index_params=index, hubness=correction)
     assert not client.has_collection(name)
@@ -163,7 +164,7 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
         rows = plain.query(name, "id >= 0", output_fields=["id", "text", "picture"])
         target = lite.name("made")
         schema, index = schema_with(client, model, both=True)
-        correction = CorrectionConfig(BANK, NNN(8), anns_field="picture")
+        correction = CorrectionConfig(Recipe(BANK, estimator=NNN(8)), anns_field="picture")
         client.create_collection(
             target,
             schema=schema,
@@ -174,10 +175,10 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
         client.insert(target, [dict(row) for row in rows])
     elif how == "migrate":
         target = migrate(
-            store, plan_migration(store, name, BANK, field="picture", estimator=NNN(8))
+            store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)), field="picture")
         ).target
     else:
-        plan = plan_enable(store, name, BANK, field="picture", estimator=NNN(8))
+        plan = plan_enable(store, name, Recipe(BANK, estimator=NNN(8)), field="picture")
         enable(store, plan, client_ttl=0)
         target = name
     if how != "enable":
@@ -185,9 +186,7 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
     assert found(client.search(target, **asked)) == before
     assert found(client.search(target, **asked, strength=0)) == before
     client.upsert(target, {"id": 99, "text": "new", "picture": [0.5] * DIM})
-    refresh(
-        store, target, bank=vectors(np.random.default_rng(3), 30, DIM), force=True, client_ttl=0
-    )
+    refresh(store, target, vectors(np.random.default_rng(3), 30, DIM), force=True, client_ttl=0)
     assert found(client.search(target, data=["new"], anns_field="meaning", limit=1)) == [[99]]
     assert found(client.search(target, **asked)) == before
 

@@ -11,6 +11,7 @@ from milvus_hubness import (
     MigrationOptions,
     MilvusStore,
     QueryBank,
+    Recipe,
     ResumeRefused,
     StoreError,
     VerificationFailed,
@@ -62,7 +63,9 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     with pytest.raises(StoreError):
         migrate(Breaking(client), plan, MigrationOptions(no_writers=True))
     with pytest.raises(ResumeRefused, match=r"index: .*IVF_FLAT.* then, None now"):
-        migrate(backend.store(), plan_migration(backend.store(), name, bank, estimator=NNN(4)))
+        migrate(
+            backend.store(), plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)))
+        )
     done = resume(backend.store(), name, MigrationOptions(no_writers=True))
     assert_index(backend, done.target, "IVF_FLAT", nlist=12)
     assert backend.store().info(done.target).state.layout.locality_hint_count == 13
@@ -81,7 +84,7 @@ def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
 
     def said(nlist):
         plan = plan_migration(
-            lite.store(), name, bank, estimator=NNN(4), index_params={"nlist": nlist}
+            lite.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"nlist": nlist}
         )
         return [each for each in plan.remarks if "advises" in each]
 
@@ -106,7 +109,9 @@ def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     plain_collection(
         client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40}
     )
-    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 12})
+    plan = plan_migration(
+        backend.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"M": 12}
+    )
     migrate(backend.store(), plan, no_writers=True)
     assert_index(backend, name, "HNSW", M=8, efConstruction=40)
     assert_index(backend, plan.target, "HNSW", M=12, efConstruction=40)
@@ -147,7 +152,11 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
     def refused(said, index_type, params):
         with pytest.raises(InvalidParameter, match=said):
             plan_migration(
-                store, name, bank, estimator=NNN(4), index_type=index_type, index_params=params
+                store,
+                name,
+                Recipe(bank, estimator=NNN(4)),
+                index_type=index_type,
+                index_params=params,
             )
 
     for index_type, params, said in WRONG_INDEXES:
@@ -158,7 +167,11 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
             "index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {}
         )
     plan = plan_migration(
-        store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"}
+        store,
+        name,
+        Recipe(bank, estimator=NNN(4)),
+        index_type="ivf_flat",
+        index_params={"nlist": "9"},
     )
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
     wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
@@ -231,7 +244,7 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP")
     store = Trusting(client)
-    plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="BOGUS")
+    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), index_type="BOGUS")
     if backend.is_lite:
         migrate(store, plan, MigrationOptions(no_writers=True))
         client.release_collection(plan.target)
@@ -244,7 +257,7 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     assert going["the copy"] == f"{plan.target}, rows not counted, as it cannot be read"
     clean(backend.store(), name, drop=plan.target)
     assert not {plan.target, plan.bank_collection} & set(client.list_collections())
-    again = plan_migration(backend.store(), name, bank, estimator=NNN(4))
+    again = plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)))
     assert migrate(backend.store(), again, no_writers=True).rows == 40
 
 
@@ -255,7 +268,7 @@ def test_the_copys_index_is_verified(backend):
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP")
     asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 8}}
-    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), **asked)
+    plan = plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)), **asked)
     migrate(backend.store(), plan, MigrationOptions(no_writers=True))
     verify(backend.store(), name)
     client.release_collection(plan.target)

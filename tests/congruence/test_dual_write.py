@@ -15,6 +15,7 @@ from milvus_hubness import (
     DualWriteFailed,
     MigrationOptions,
     QueryBank,
+    Recipe,
     Sinkhorn,
     StoreError,
     enable,
@@ -138,7 +139,9 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
     client.insert(name, [{"id": key, "vector": row} for key, row in zip(keys, items, strict=True)])
     store = backend.store()
     done = migrate(
-        store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), no_writers=True
+        store,
+        plan_migration(store, name, Recipe(QueryBank(items), estimator=NNN(2))),
+        no_writers=True,
     )
     store.write_property(
         name, DUAL_WRITE_PROPERTY, DualWrite(collection=done.target, required=True)
@@ -189,12 +192,7 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     lite.made += [f"{reranking}__bias_a", f"{reranking}__bias_b"]
     enable(
         moving.store,
-        plan_enable(
-            moving.store,
-            reranking,
-            QueryBank(moving.bank),
-            estimator=NNN(K),
-        ),
+        plan_enable(moving.store, reranking, Recipe(QueryBank(moving.bank), estimator=NNN(K))),
     )
     let_write(moving.store, moving.source, reranking)
     moving.dual_write(moving.source, reranking)
@@ -418,8 +416,7 @@ def test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody(backend, rename,
     plan = plan_migration(
         store,
         name,
-        QueryBank(vectors(rng, 30, DIM)),
-        estimator=NNN(K),
+        Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K)),
         rename=rename,
         alias=None if rename else uses,
     )

@@ -8,6 +8,7 @@ from milvus_hubness import (
     InvalidParameter,
     MilvusStore,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -25,7 +26,7 @@ def test_a_migration_by_no_engine_writes_nothing(lite, engine):
     rng = np.random.default_rng(4)
     plain_collection(client, name, vectors(rng, 50, 16), "IP")
     store, before = MilvusStore(client), set(client.list_collections())
-    plan = plan_migration(store, name, QueryBank.of(vectors(rng, 40, 16)), estimator=NNN(3))
+    plan = plan_migration(store, name, Recipe(QueryBank.of(vectors(rng, 40, 16)), estimator=NNN(3)))
     with pytest.raises(InvalidParameter, match=f"engine is one of local, ray, not '{engine}'"):
         migrate(store, plan, client_ttl=0.0, engine=engine)
     assert set(client.list_collections()) == before
@@ -36,5 +37,5 @@ def test_a_refresh_by_no_engine_changes_nothing(lite, engine):
     here = Corrected(OnMilvus.of(lite))
     before = here.store.info(here.name).state
     with pytest.raises(InvalidParameter, match="engine is"):
-        refresh(here.store, here.name, estimator=NNN(3), engine=engine, force=True)
+        refresh(here.store, here.name, Recipe(estimator=NNN(3)), engine=engine, force=True)
     assert here.store.info(here.name).state == before

@@ -14,6 +14,7 @@ from milvus_hubness import (
     InvalidInput,
     InvertedSoftmax,
     QueryBank,
+    Recipe,
     Sinkhorn,
     WithDemand,
     migrate,
@@ -113,8 +114,7 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
     refresh(
         served.store,
         served.name,
-        estimator=estimator,
-        target_bank=QueryBank(served.targets),
+        Recipe(estimator=estimator, target_bank=QueryBank(served.targets)),
     )
     fitted = served.fitted(estimator, served.items)
     biases = fitted.bias(reduce(served.items))
@@ -137,7 +137,7 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
 @pytest.mark.lite_only
 def test_new_rows_leave_room_for_each_other(served):
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.1))
+    refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.1)))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     client = served.backend.hubness_client()
     rows = [
@@ -154,7 +154,7 @@ def test_new_rows_leave_room_for_each_other(served):
 def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_for_them(served):
     """A topic that came after the bank."""
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.1))
+    refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.1)))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     many = vectors(np.random.default_rng(8), 20 * ITEMS, DIM)
     topic = many[np.argsort(fitted.bias(reduce(many)))[:ITEMS]]
@@ -183,7 +183,7 @@ def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_f
 def test_a_refit_learns_what_the_gallery_became(served):
     """Up to a constant, which potentials leave open and no ranking sees."""
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.5, iterations=100, tol=1e-6))
+    refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.5, iterations=100, tol=1e-6)))
     client = served.backend.hubness_client()
     rows = [
         {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
@@ -222,8 +222,8 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
         in " ".join(lines.split())
     )
     for same in (None, WithDemand()):
-        assert refresh(served.store, served.name, estimator=same).action == "none"
-    assert refresh(served.store, served.name, estimator=InvertedSoftmax()).action == "full"
+        assert refresh(served.store, served.name, Recipe(estimator=same)).action == "none"
+    assert refresh(served.store, served.name, Recipe(estimator=InvertedSoftmax())).action == "full"
     client = served.backend.hubness_client()
     client.insert(served.name, [{"id": ITEMS, "vector": served.fresh[0], "group": 0}])
     assert client.get(served.name, ITEMS, ["hubness_bias"])[0]["hubness_bias"] != 0
@@ -234,7 +234,7 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
         "temperature": 0.5,
     }
     absolute = EstimatorOptions(param=["tau=0.2"]).estimator(kept)
-    assert refresh(served.store, served.name, estimator=absolute).reason.startswith(
+    assert refresh(served.store, served.name, Recipe(estimator=absolute)).reason.startswith(
         "the parameters changed"
     )
     assert served.store.info(served.name).state.profile.estimator == {
@@ -248,7 +248,6 @@ def test_an_estimator_that_needs_targets_says_so(served):
         plan_migration(
             served.store,
             served.source,
-            QueryBank(served.bank),
-            estimator=DualInvertedSoftmax(),
+            Recipe(QueryBank(served.bank), estimator=DualInvertedSoftmax()),
             target=f"{served.source}_other",
         )

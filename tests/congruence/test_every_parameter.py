@@ -35,6 +35,7 @@ from milvus_hubness import (
     GloballyCorrected,
     MilvusStore,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     enable,
     migrate,
@@ -84,12 +85,12 @@ class World:
     def _correct(self, location):
         bank, estimator, store = QueryBank(self.bank), NNN(K, ALPHA), InTurn(self.backend.client())
         if location == "vector":
-            plan = plan_migration(store, self.name, bank, estimator=estimator)
+            plan = plan_migration(store, self.name, Recipe(bank, estimator=estimator))
             return migrate(store, plan, no_writers=True).target
         name = self.backend.name(location)
         self.backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(self.backend.client(), name, self.items, self.metric)
-        enable(store, plan_enable(store, name, bank, estimator=estimator))
+        enable(store, plan_enable(store, name, Recipe(bank, estimator=estimator)))
         return name
 
     @property

@@ -10,6 +10,7 @@ from milvus_hubness import (
     AlreadyCorrected,
     InvalidInput,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     cutover,
     diagnose,
@@ -72,7 +73,7 @@ class Shop:
 
     def correct(self, source, field):
         plan = plan_migration(
-            self.store, source, QueryBank(self.banks[field]), estimator=NNN(K), field=field
+            self.store, source, Recipe(QueryBank(self.banks[field]), estimator=NNN(K)), field=field
         )
         self.lite.made += [plan.target, plan.bank_collection]
         return migrate(self.store, plan).target
@@ -355,7 +356,10 @@ def test_the_alias_goes_back_one_field_at_a_time(lite):
 def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     shop = Shop(lite, "IP", "COSINE")
     plan = plan_enable(
-        shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other"
+        shop.store,
+        shop.corrected,
+        Recipe(QueryBank(shop.banks["other"]), estimator=NNN(K)),
+        field="other",
     )
     lite.made += [*plan.sides, plan.bank_collection]
     enable(shop.store, plan)

@@ -7,6 +7,7 @@ from milvus_hubness import (
     NNN,
     MigrationOptions,
     QueryBank,
+    Recipe,
     disable,
     enable,
     plan_enable,
@@ -21,6 +22,7 @@ from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
 from tests.support.databases import OnMilvus, write_state
 from tests.support.galleries import nnn, similarity, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K, ALPHA = 8, 60, 4, 0.75
 AN_HOUR = 3_600.0
@@ -38,7 +40,9 @@ class Beside:
         self.queries = vectors(self.rng, 3, DIM)
         self.name = database.fill(self.items, "IP", keys=self.keys)
         database.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
-        plan = plan_enable(self.store, self.name, QueryBank(self.old), estimator=NNN(K, ALPHA))
+        plan = plan_enable(
+            self.store, self.name, Recipe(QueryBank(self.old), estimator=NNN(K, ALPHA))
+        )
         enable(self.store, plan, client_ttl=0.0)
 
     @property
@@ -50,9 +54,8 @@ class Beside:
         return refresh(
             self.store,
             self.name,
-            bank=QueryBank(bank),
             force=True,
-            **{"client_ttl": 0.0, **options},
+            **as_recipe(QueryBank(bank), **{"client_ttl": 0.0, **options}),
         )
 
     def write(self, number, vector, client=None):
@@ -252,7 +255,9 @@ def test_a_slow_writer_gives_its_row_the_bias_of_a_refresh_that_began_meanwhile(
 def test_a_collection_that_is_enabled_again_begins_anew(beside):
     beside.refreshed()
     disable(beside.store, beside.name)
-    plan = plan_enable(beside.store, beside.name, QueryBank(beside.old), estimator=NNN(K, ALPHA))
+    plan = plan_enable(
+        beside.store, beside.name, Recipe(QueryBank(beside.old), estimator=NNN(K, ALPHA))
+    )
     enable(beside.store, plan, client_ttl=0.0)
     beside.assert_found(beside.old)
 

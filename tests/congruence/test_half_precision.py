@@ -9,6 +9,7 @@ from milvus_hubness import (
     CorrectionConfig,
     GloballyCorrected,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -17,6 +18,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, decode, encode, rounded
 from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
+from tests.support.recipes import as_recipe
 
 ITEMS, QUERIES, BANK, DIM, K = 150, 5, 60, 24, 8
 KINDS = {"float16": DataType.FLOAT16_VECTOR, "bfloat16": DataType.BFLOAT16_VECTOR}
@@ -67,7 +69,7 @@ class Goods:
     def migrated(self, **options):
         self.fill()
         plan = plan_migration(
-            self.store, self.name, QueryBank(self.bank), estimator=NNN(K), **options
+            self.store, self.name, **as_recipe(QueryBank(self.bank), estimator=NNN(K), **options)
         )
         assert plan.to_dict()["dtype"] == self.dtype
         return migrate(self.store, plan).target
@@ -159,7 +161,7 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
         client.upsert(
             target, [{"id": 1_000 + number, "vector": given[7], "note": "new"}], bias="pending"
         )
-    refresh(goods.store, target, estimator=NNN(K + 2), bank=QueryBank(goods.bank))
+    refresh(goods.store, target, Recipe(QueryBank(goods.bank), estimator=NNN(K + 2)))
     rows = client.query(target, filter="id >= 1000", output_fields=["vector", "hubness_epoch"])
     assert len(rows) == len(shapes)
     goods.assert_vectors([row["vector"] for row in rows], [7] * len(rows))
@@ -168,7 +170,7 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
 
 def test_beside_and_born_corrected(goods):
     goods.fill()
-    plan = plan_enable(goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K))
+    plan = plan_enable(goods.store, goods.name, Recipe(QueryBank(goods.bank), estimator=NNN(K)))
     goods.backend.made += plan.sides
     enable(goods.store, plan)
     client = goods.backend.hubness_client()
@@ -180,7 +182,7 @@ def test_beside_and_born_corrected(goods):
         born,
         schema=goods.schema(),
         index_params=index,
-        hubness=CorrectionConfig(QueryBank(goods.bank), NNN(K)),
+        hubness=CorrectionConfig(Recipe(QueryBank(goods.bank), estimator=NNN(K))),
         consistency_level="Strong",
     )
     client.insert(born, goods.rows())
@@ -220,7 +222,9 @@ def pass_through(backend, kind):
     plain.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     rows = [{"id": i, "vector": items[i], "other": others[i]} for i in range(ITEMS)]
     plain.insert(name, rows)
-    plan = plan_migration(backend.store(), name, QueryBank(bank), estimator=NNN(K), field="vector")
+    plan = plan_migration(
+        backend.store(), name, Recipe(QueryBank(bank), estimator=NNN(K)), field="vector"
+    )
     target = migrate(backend.store(), plan).target
     client = backend.hubness_client()
     client.upsert(target, rows[:10])

@@ -8,7 +8,7 @@ from pymilvus import DataType
 from pymilvus.client.iterator import SearchIterator
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, AsyncHubnessClient, CorrectionConfig, QueryBank, connect
+from milvus_hubness import NNN, AsyncHubnessClient, CorrectionConfig, QueryBank, Recipe, connect
 from tests.support.galleries import AWKWARD, vectors
 
 DIM = 8
@@ -76,7 +76,9 @@ def shop(shared_backend, request):
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     bank = QueryBank(vectors(np.random.default_rng(3), 20, DIM))
-    hubness = CorrectionConfig(bank, NNN(4)) if request.param == "corrected" else None
+    hubness = (
+        CorrectionConfig(Recipe(bank, estimator=NNN(4))) if request.param == "corrected" else None
+    )
     client.create_collection(
         name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
     )

@@ -17,6 +17,7 @@ from milvus_hubness import (
     HubRefused,
     InvalidParameter,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -29,6 +30,7 @@ from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine
+from tests.support.recipes import as_recipe
 
 ITEMS, BANK, USERS = gallery(rows=240, queries=400)
 HUBS = centroid(USERS, 5)
@@ -57,12 +59,8 @@ def guarded(backend, on_hub, **options):
     plan = plan_migration(
         backend.store(),
         name,
-        QueryBank(BANK),
-        estimator=options.pop("estimator", None),
         alias=alias,
-        on_hub=on_hub,
-        verdict="skip",
-        **options,
+        **as_recipe(QueryBank(BANK), on_hub=on_hub, verdict="skip", **options),
     )
     migrate(backend.store(), plan, MigrationOptions(no_writers=True))
     return alias, backend.hubness_client()
@@ -183,7 +181,7 @@ def test_a_refresh_measures_the_gallery_again(lite):
     after = state_of(lite, name).profile.evidence
     assert (before.rows, after.rows) == (240, 340)
 
-    refresh(lite.store(), name, bank=QueryBank(USERS), verdict="skip", force=True)
+    refresh(lite.store(), name, Recipe(QueryBank(USERS), verdict="skip"), force=True)
     third = state_of(lite, name)
     assert third.on_hub == "refuse"
     assert third.profile.evidence not in (before, after)
@@ -193,7 +191,7 @@ def test_a_refresh_measures_the_gallery_again(lite):
 
 def test_a_new_collection_is_guarded_from_its_first_refresh_on(lite):
     client, name = lite.hubness_client(), lite.name("new")
-    config = CorrectionConfig(bank=BANK, on_hub="refuse")
+    config = CorrectionConfig(Recipe(BANK, on_hub="refuse"))
     client.create_collection(
         name, dimension=DIM, metric_type="COSINE", consistency_level="Strong", hubness=config
     )
@@ -207,7 +205,7 @@ def test_a_new_collection_is_guarded_from_its_first_refresh_on(lite):
 
 def test_a_new_collection_with_reference_items_is_guarded_at_once(lite):
     client, name = lite.hubness_client(), lite.name("new")
-    config = CorrectionConfig(bank=BANK, target_bank=ITEMS, on_hub="refuse", verdict="skip")
+    config = CorrectionConfig(Recipe(BANK, target_bank=ITEMS, on_hub="refuse", verdict="skip"))
     client.create_collection(name, dimension=DIM, metric_type="COSINE", hubness=config)
     with pytest.raises(HubRefused):
         client.insert(name, rows_of(HUBS[:1], 9000))
@@ -218,10 +216,7 @@ def test_a_side_collection_has_the_gate(lite):
     plan = plan_enable(
         lite.store(),
         name,
-        QueryBank(BANK),
-        estimator=Blend(),
-        on_hub="refuse",
-        verdict="skip",
+        Recipe(QueryBank(BANK), estimator=Blend(), on_hub="refuse", verdict="skip"),
     )
     enable(lite.store(), plan, client_ttl=0)
     client = lite.hubness_client()
@@ -244,9 +239,9 @@ def test_an_action_that_does_not_exist_is_named(lite):
     name = raw(lite)
     store = lite.store()
     for call in (
-        lambda: plan_migration(store, name, QueryBank(BANK), on_hub="drop"),
-        lambda: plan_enable(store, name, QueryBank(BANK), on_hub="drop"),
-        lambda: CorrectionConfig(bank=BANK, on_hub="drop"),
+        lambda: plan_migration(store, name, Recipe(QueryBank(BANK), on_hub="drop")),
+        lambda: plan_enable(store, name, Recipe(QueryBank(BANK), on_hub="drop")),
+        lambda: CorrectionConfig(Recipe(BANK, on_hub="drop")),
         lambda: guard_hubs(store, name, "drop"),
     ):
         with pytest.raises(InvalidParameter, match="on_hub is one of") as refused:
@@ -309,11 +304,9 @@ def test_what_passes_the_guard_of_a_collection_with_kinds_is_no_hub_there(lite):
     plan = plan_migration(
         lite.store(),
         name,
-        QueryBank(BANK),
-        estimator=Blend(),
-        kind="modality",
-        on_hub="refuse",
-        verdict="skip",
+        Recipe(
+            QueryBank(BANK), estimator=Blend(), kind="modality", on_hub="refuse", verdict="skip"
+        ),
     )
     target = migrate(lite.store(), plan, MigrationOptions(no_writers=True)).target
     lite.made.append(target)

@@ -11,6 +11,7 @@ from milvus_hubness import (
     InvertedSoftmax,
     MilvusStore,
     QueryBank,
+    Recipe,
     enable,
     plan_enable,
     plan_migration,
@@ -51,7 +52,7 @@ def test_there_are_none_for_other_indexes_and_metrics(lite):
         params = {"nlist": CELLS} if index_type == "IVF_FLAT" else {}
         index = {"index_type": index_type, "params": params}
         plain_collection(lite.client(), name, bank.vectors, metric, **index)
-        plan = plan_migration(store, name, bank, estimator=NNN(K))
+        plan = plan_migration(store, name, Recipe(bank, estimator=NNN(K)))
         assert plan.layout.locality_hint_count == 0
 
 
@@ -85,7 +86,7 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, single_queries(bank), estimator=NNN(K))
+    plan = plan_enable(store, name, Recipe(single_queries(bank), estimator=NNN(K)))
     lite.made += plan.sides
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
@@ -94,7 +95,7 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
 def test_another_bank_changes_them_where_rows_are_built_anew(backend):
     here = Divided(backend, alias=(alias := backend.name("live")))
     former_cells = here.cells(range(ITEMS))
-    refresh(here.store, alias, bank=single_queries(here.other), force=True)
+    refresh(here.store, alias, single_queries(here.other), force=True)
     here.name = here.store.info(alias).name
     assert here.name.endswith("_r2")
     assert np.abs(here.cells(range(ITEMS)) - former_cells).max() > 0.01
@@ -111,7 +112,7 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
             backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH
         )
     assert here.state.layout.locality_hint_count == 0
-    refresh(here.store, alias, bank=single_queries(here.other), force=True)
+    refresh(here.store, alias, single_queries(here.other), force=True)
     here.name = here.store.info(alias).name
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
@@ -125,7 +126,10 @@ def test_a_further_profile_takes_one_of_their_columns(backend):
     here.name = aliased(here.store, here.name)
     here.insert()
     refresh(
-        here.store, here.name, profile="image", bank=single_queries(here.other), estimator=CSLS(K)
+        here.store,
+        here.name,
+        Recipe(single_queries(here.other), estimator=CSLS(K)),
+        profile="image",
     )
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
@@ -148,7 +152,7 @@ def test_a_collection_that_is_born_corrected_has_them(backend):
     index = client.prepare_index_params(
         "vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS}
     )
-    hubness = CorrectionConfig(bank, estimator=InvertedSoftmax(0.05))
+    hubness = CorrectionConfig(Recipe(bank, estimator=InvertedSoftmax(0.05)))
     client.create_collection(
         name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
     )

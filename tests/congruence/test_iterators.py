@@ -16,6 +16,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     enable,
     migrate,
@@ -222,7 +223,7 @@ def test_an_iterator_ends_on_the_copy_on_which_it_began(lite):
     lite.client().create_alias(source, alias)
     iterators = [client.query_iterator(alias, batch_size=10, output_fields=["vector"])]
     plan = plan_migration(
-        store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias
+        store, source, Recipe(QueryBank(vectors(rng, 20, 16)), estimator=NNN(K)), alias=alias
     )
     first_pages = [iterators[0].next()]
     migrate(store, plan)
@@ -334,7 +335,7 @@ def test_a_gate_decides_by_the_raw_nearest_row(lite):
     client, name = lite.hubness_client(), lite.name("gated")
     plain_collection(client, name, items, "IP")
     store = lite.store()
-    migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K), gate=1))
+    migrate(store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K), gate=1)))
     activated = set(similarity(bank, items, "IP").argmax(1).tolist())
     opened = 0
     for query in queries:
@@ -363,7 +364,7 @@ def test_biases_beside_the_vectors(lite):
     expected = [list(page) for page in pages_of(client.search_iterator(name, **question))]
     rows = pages_of(client.query_iterator(name, batch_size=64))
     store = lite.store()
-    enable(store, plan_enable(store, name, QueryBank(items[:40]), estimator=NNN(K)))
+    enable(store, plan_enable(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K))))
     assert [
         list(page) for page in pages_of(client.search_iterator(name, strength=0, **question))
     ] == expected

@@ -10,6 +10,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     QueryBank,
+    Recipe,
     StoreError,
     enable,
     migrate,
@@ -66,14 +67,14 @@ def test_jobs_keep_json_values_as_they_are(backend, how):
     before = documents(client, name)
     assert len(before) >= FILLERS + (5 if backend.is_lite else 2)
     if how == "migrate":
-        name = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
+        name = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
         name = aliased(store, name)
     else:
-        enable(store, plan_enable(store, name, BANK, estimator=NNN(8)), client_ttl=0)
+        enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(8))), client_ttl=0)
     assert documents(corrected, name) == before
 
     other = QueryBank(vectors(np.random.default_rng(3), 40, DIM))
-    done = refresh(store, name, bank=other, force=True, client_ttl=0)
+    done = refresh(store, name, other, force=True, client_ttl=0)
     assert (done.action, done.written) == ("full", len(before))
     assert documents(corrected, name) == before
 

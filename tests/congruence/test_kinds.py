@@ -10,6 +10,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -18,6 +19,7 @@ from milvus_hubness import (
 )
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
+from tests.support.recipes import as_recipe
 
 ON_SERVERS = {"lasting": ["COSINE"]}
 
@@ -56,7 +58,9 @@ class Mixed:
 
     def correct(self, **options):
         options = {"estimator": NNN(K, ALPHA), "kind": "modality", **options}
-        plan = plan_migration(self.store, self.source, single_queries(self.bank), **options)
+        plan = plan_migration(
+            self.store, self.source, **as_recipe(single_queries(self.bank), **options)
+        )
         target = migrate(self.store, plan).target
         self.name = plan.alias or aliased(self.store, target)
         return plan
@@ -188,9 +192,7 @@ def test_a_refresh_renews_the_means_and_is_taken_back(backend):
     mixed.correct()
     former = mixed.state.profile.kinds
     shifted = mixed.other_bank + np.float32(1)
-    result = refresh(
-        mixed.store, mixed.name, bank=single_queries(shifted), client_ttl=0, force=True
-    )
+    result = refresh(mixed.store, mixed.name, single_queries(shifted), client_ttl=0, force=True)
     assert result.action == "full"
     assert mixed.state.profile.kinds != former
     mixed.assert_found(shifted)
@@ -276,7 +278,7 @@ def test_rows_of_all_kinds_are_read_back_to_the_last_place(backend, metric):
         mixed.client.upsert(mixed.name, [mixed.row(5)])
     shifted = mixed.other_bank + np.float32(1)
     options = {"bank": single_queries(shifted), "client_ttl": 0, "force": True}
-    assert refresh(mixed.store, mixed.name, **options).action == "full"
+    assert refresh(mixed.store, mixed.name, **as_recipe(**options)).action == "full"
     # Rows that a stranger gave another kind are rounded once more.
     assert_read(units=2)
     mixed.assert_found(shifted)
@@ -322,11 +324,7 @@ def test_a_copy_has_the_kinds_and_a_rollback_the_former_ones(backend):
     mixed = Mixed(backend, "IP")
     mixed.correct(alias=backend.name("live"))
     result = refresh(
-        mixed.store,
-        mixed.name,
-        bank=single_queries(mixed.other_bank),
-        client_ttl=0,
-        force=True,
+        mixed.store, mixed.name, single_queries(mixed.other_bank), client_ttl=0, force=True
     )
     assert result.action == "full"
     mixed.assert_found(mixed.other_bank)
@@ -360,11 +358,9 @@ def test_a_second_profile_has_means_of_its_own_bank(backend):
     refresh(
         mixed.store,
         mixed.name,
+        Recipe(shifted, estimator=NNN(K, ALPHA), verdict="skip"),
         profile="other",
-        bank=shifted,
-        estimator=NNN(K, ALPHA),
         client_ttl=0,
-        verdict="skip",
     )
     mixed.assert_found()
     mixed.assert_found(shifted.vectors, profile="other")
@@ -434,8 +430,8 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     plain_collection(client, name, items, "COSINE")
     store = backend.store()
     bank = QueryBank(vectors(rng, 200, DIM) + np.float32(gap))
-    plan = plan_migration(store, name, bank, kind="auto")
-    assert sorted(plan.kinds.counts.values()) == [100, 300]
+    plan = plan_migration(store, name, Recipe(bank, kind="auto"))
+    assert sorted(plan.chosen.kinds.counts.values()) == [100, 300]
     target = migrate(store, plan).target
     rule = store.info(target).state.kinds
     sides = rule.numbers_of(items, None)
@@ -445,7 +441,9 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     # Queries for either cluster: a matter of topics, not of kinds.
     side = np.arange(200) % 2 * 2 - 1
     of_both = vectors(rng, 200, DIM) + np.outer(side, gap).astype(np.float32)
-    none = plan_migration(store, name, QueryBank(of_both), kind="auto", target=f"{name}_other")
+    none = plan_migration(
+        store, name, Recipe(QueryBank(of_both), kind="auto"), target=f"{name}_other"
+    )
     assert none.kinds.rule is None
     assert any("no kinds were found: queries prefer" in remark for remark in none.remarks)
 
@@ -456,7 +454,7 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
     bank = QueryBank(mixed.bank)
 
     def plan(**options):
-        return plan_migration(mixed.store, mixed.source, bank, **options)
+        return plan_migration(mixed.store, mixed.source, **as_recipe(bank, **options))
 
     rows = [{**mixed.row(key), "long": str(key % 2) * 300} for key in mixed.items]
     mixed.plain.upsert(mixed.source, rows)
@@ -473,7 +471,7 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
         (
             CannotMigrate,
             "compared by L2",
-            lambda: plan_migration(mixed.store, far, bank, kind="auto"),
+            lambda: plan_migration(mixed.store, far, Recipe(bank, kind="auto")),
         ),
     ]:
         with pytest.raises(error, match=message) as caught:
@@ -514,7 +512,7 @@ def test_a_field_of_floats_is_no_field_of_kinds(backend):
         "missing": r"has no field 'missing': choose a field of texts",
     }.items():
         with pytest.raises(InvalidInput, match=message):
-            plan_migration(store, name, bank, kind=kind)
-    plan = plan_migration(store, name, bank, kind="is_photo")
+            plan_migration(store, name, Recipe(bank, kind=kind))
+    plan = plan_migration(store, name, Recipe(bank, kind="is_photo"))
     target = migrate(store, plan).target
     assert store.info(target).state.kinds.values == (False, True)

@@ -14,6 +14,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -24,6 +25,7 @@ from tests.support.aliases import aliased
 from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
 from tests.support.incomplete import incomplete
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K, ALPHA = 12, 220, 8, 0.75
 KINDS = ("image", "text")
@@ -82,7 +84,7 @@ class Mixture:
 
     def plan(self, **options):
         options = {"estimator": NNN(K, ALPHA), "verdict": "skip", "kind": FIELD, **options}
-        return plan_migration(self.store, self.source, QueryBank(self.bank), **options)
+        return plan_migration(self.store, self.source, **as_recipe(QueryBank(self.bank), **options))
 
     def migrate(self, **options):
         plan = self.plan(**options)
@@ -255,7 +257,9 @@ def test_a_refresh_renews_the_means(mixture):
     before = mixture.state.profile
 
     options = {"client_ttl": 0, "verdict": "skip", "force": True}
-    done = refresh(mixture.store, mixture.name, bank=QueryBank(mixture.second_bank), **options)
+    done = refresh(
+        mixture.store, mixture.name, **as_recipe(QueryBank(mixture.second_bank), **options)
+    )
     assert done.action == "full"
     assert mixture.state.profile.kinds != before.kinds
     mixture.assert_means(mixture.state.profile, mixture.second_bank)
@@ -287,7 +291,9 @@ def test_a_further_profile_has_means_of_its_own(mixture):
     mixture.migrate()
     options = {"client_ttl": 0, "verdict": "skip"}
     bank = QueryBank(mixture.second_bank)
-    refresh(mixture.store, mixture.name, profile="other", bank=bank, estimator=NNN(K), **options)
+    refresh(
+        mixture.store, mixture.name, profile="other", **as_recipe(bank, estimator=NNN(K), **options)
+    )
     state = mixture.state
     mixture.assert_means(state.profiles["other"], mixture.second_bank)
     mixture.assert_scores(profile="other", bank=mixture.second_bank)
@@ -331,7 +337,7 @@ def test_rows_written_during_a_refresh_get_their_kind(mixture):
 
     store = mixture.database.store(Writing)
     bank = QueryBank(mixture.second_bank)
-    refresh(store, mixture.name, bank=bank, verdict="skip", force=True, client_ttl=0)
+    refresh(store, mixture.name, Recipe(bank, verdict="skip"), force=True, client_ttl=0)
     assert written
     mixture.assert_scores(bank=mixture.second_bank)
 

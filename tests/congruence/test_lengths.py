@@ -7,6 +7,7 @@ from milvus_hubness import (
     NNN,
     CorrectionConfig,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -15,6 +16,7 @@ from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
 from tests.support.aliases import aliased
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6
 
@@ -33,7 +35,9 @@ class Varied:
         self.new[1] *= 1e-4
         self.queries = vectors(rng, 3, DIM)
         self.source = database.fill(items, "IP")
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K))
+        plan = plan_migration(
+            self.store, self.source, Recipe(QueryBank(self.bank), estimator=NNN(K))
+        )
         self.name = migrate(self.store, plan, client_ttl=0.0).target
         database.made.append(self.name)
         self.client = database.application()
@@ -79,7 +83,7 @@ def test_copies_clients_dual_writes_and_refreshes_place_rows_by_their_lengths(da
     here.client.upsert(here.name, here.lines([5, 6, 7, 8]))
     here.assert_sound(here.bank)
     here.name = aliased(here.store, here.name)
-    refresh(here.store, here.name, bank=QueryBank(here.other), force=True)
+    refresh(here.store, here.name, QueryBank(here.other), force=True)
     here.assert_sound(here.other)
 
 
@@ -109,7 +113,7 @@ def test_a_plan_remarks_on_lengths_that_vary(database):
     def remarks(rows, metric, **options):
         source = database.fill(rows, metric)
         options = {"estimator": NNN(K), **graph, **options}
-        plan = plan_migration(database.store(), source, bank, **options)
+        plan = plan_migration(database.store(), source, **as_recipe(bank, **options))
         return [remark for remark in plan.remarks if "lengths of the vectors vary" in remark]
 
     [remark] = remarks(items, "IP")
@@ -134,13 +138,13 @@ def test_a_refresh_measures_the_lengths_again(backend):
         index_type="HNSW",
         params={"M": 16, "efConstruction": 100},
     )
-    plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(K), alias=alias)
+    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(K)), alias=alias)
     copy = migrate(store, plan, no_writers=True).target
     before = store.info(copy).state.layout
     client = backend.hubness_client()
     lines = [{"id": i, "vector": 4 * row, "group": 0, "note": ""} for i, row in enumerate(items)]
     client.upsert(alias, lines)
-    refresh(store, alias, bank=QueryBank(4 * other), force=True)
+    refresh(store, alias, QueryBank(4 * other), force=True)
     after = store.info(alias).state.layout
     assert (after.anchor, after.length_pull) == (4 * before.anchor, before.length_pull / 4)
     assert after.bias_scale == before.bias_scale / 4
@@ -172,6 +176,6 @@ def test_a_collection_born_corrected_takes_the_lengths_of_its_target_bank(backen
         name,
         dimension=DIM,
         metric_type="IP",
-        hubness=CorrectionConfig(bank, target_bank=items, estimator=NNN(K)),
+        hubness=CorrectionConfig(Recipe(bank, target_bank=items, estimator=NNN(K))),
     )
     assert backend.store().info(name).state.layout.length_pull > 0

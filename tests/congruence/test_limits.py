@@ -8,7 +8,7 @@ import pytest
 from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.errors import HubnessError, PartialWrite
 from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
@@ -84,10 +84,12 @@ def corrected(backend, how, *, metric="IP", gate=None):
     plain_collection(client, name, ITEM_VECTORS, metric)
     store = backend.store()
     if how == "born":
-        return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target
+        return migrate(
+            store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8), gate=gate))
+        ).target
     enable(
         store,
-        plan_enable(store, name, BANK, estimator=NNN(8), gate=gate),
+        plan_enable(store, name, Recipe(BANK, estimator=NNN(8), gate=gate)),
         client_ttl=0,
     )
     return name
@@ -142,7 +144,7 @@ def test_hybrid_search_sends_parts_too(lite):
     )
     store = lite.store()
     target = migrate(
-        store, plan_migration(store, name, BANK, field="vector", estimator=NNN(8))
+        store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)), field="vector")
     ).target
     requests = [AnnSearchRequest(list(QUERIES), field, {}, 10) for field in ("vector", "other")]
     arguments = (target, requests, RRFRanker(), 5)
@@ -186,7 +188,7 @@ def test_keys_that_the_server_makes_are_returned_in_order(lite):
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     client.insert(name, [{"vector": vector} for vector in ITEM_VECTORS])
     store = lite.store()
-    target = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
+    target = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
     answer = lite.hubness_client(below=Limited).insert(
         target, [{"vector": vector} for vector in NEW]
     )
@@ -241,7 +243,7 @@ def test_limits_are_kept_on_a_server(served, caplog):
     plain_collection(served.client(), plain, vectors(rng, 300, wide), "IP")
     store = served.store()
     bank = QueryBank(vectors(rng, 40, wide))
-    target = migrate(store, plan_migration(store, plain, bank, estimator=NNN(8))).target
+    target = migrate(store, plan_migration(store, plain, Recipe(bank, estimator=NNN(8)))).target
     many = vectors(rng, 122_000, wide)
     rows = [{"id": 1_000 + i, "vector": vector, "group": 0} for i, vector in enumerate(many)]
     assert served.client().insert(plain, rows)["insert_count"] == len(rows)

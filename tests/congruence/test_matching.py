@@ -12,6 +12,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
 )
@@ -88,7 +89,9 @@ def test_migrated(backend, metric):
     )
     source, store = backend.name(), backend.store()
     plain_collection(backend.client(), source, items, metric)
-    name = migrate(store, plan_migration(store, source, QueryBank(bank), estimator=NNN(4))).target
+    name = migrate(
+        store, plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
+    ).target
     client = backend.hubness_client()
     assert_matched(client.match(name, queries, limit=3), queries, items, metric, 3)
     assert_matched(

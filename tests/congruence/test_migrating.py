@@ -11,6 +11,7 @@ from milvus_hubness import (
     InvalidParameter,
     NoMigration,
     QueryBank,
+    Recipe,
     ResumeRefused,
     StoreError,
     WrongPhase,
@@ -26,6 +27,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.support.galleries import as_distance, nnn, similarity, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K = 8, 60, 4
 OURS = {LEDGER, "hubness_state"}
@@ -47,7 +49,7 @@ class Small:
     def plan(self, **options):
         estimator = options.pop("estimator", NNN(K))
         return plan_migration(
-            self.store, self.name, QueryBank(self.bank), estimator=estimator, **options
+            self.store, self.name, **as_recipe(QueryBank(self.bank), estimator=estimator, **options)
         )
 
     def row(self, number, vector, group=0):
@@ -237,7 +239,9 @@ def test_a_copy_begun_otherwise_can_be_begun_anew(database):
     small = Small(database)
     with pytest.raises(StoreError):
         migrate(database.store(Breaking), small.plan())
-    other = plan_migration(small.store, small.name, QueryBank(small.bank[:30]), estimator=NNN(K))
+    other = plan_migration(
+        small.store, small.name, Recipe(QueryBank(small.bank[:30]), estimator=NNN(K))
+    )
     [remark] = [remark for remark in other.remarks if "other options" in remark]
     assert "(another bank)" in remark
     assert "--restart" in remark

@@ -9,6 +9,7 @@ from milvus_hubness import (
     InvalidInput,
     MigrationOptions,
     QueryBank,
+    Recipe,
     WithDemand,
     enable,
     migrate,
@@ -45,7 +46,7 @@ def test_the_default_method_counts_it_once_too(database):
 def assert_counts_once(database, estimator):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, QueryBank(LOG), estimator=estimator)
+    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=estimator))
     name = migrate(store, plan, ALONE).target
 
     bank = stored_bank(store, name).queries
@@ -71,7 +72,7 @@ def assert_counts_once(database, estimator):
 def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8))
+    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)))
     name = aliased(store, migrate(store, plan, ALONE).target)
     before = stored_bank(store, name)
 
@@ -81,7 +82,7 @@ def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
     np.testing.assert_array_equal(again.queries.groups, before.queries.groups)
 
     other = np.concatenate([QUERIES[100:250], np.repeat(QUERIES[100:101], 50, axis=0)])
-    assert refresh(store, name, bank=QueryBank(other), force=True).action == "full"
+    assert refresh(store, name, QueryBank(other), force=True).action == "full"
     groups = stored_bank(store, name).queries.groups
     assert len(groups) == len(other)
     assert len(set(groups[150:])) == 1
@@ -91,7 +92,7 @@ def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
 def test_biases_beside_the_vectors_have_groups_too(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    enable(store, plan_enable(store, source, QueryBank(LOG), estimator=NNN(8)))
+    enable(store, plan_enable(store, source, Recipe(QueryBank(LOG), estimator=NNN(8))))
     bank = stored_bank(store, source).queries
     assert np.bincount(bank.groups).max() > REPEATS
 
@@ -113,34 +114,34 @@ def test_the_demand_of_the_bank_is_a_prior_and_gives_way_to_another(database):
     assert by_default["factor"] > 0
 
     # The numbers of a field take its place: popularity must not count twice.
-    result = refresh(store, name, prior="group", prior_weight=0.1, force=True)
+    result = refresh(store, name, Recipe(prior="group", prior_weight=0.1), force=True)
     assert result.action == "full"
     assert method_of(store, name)["name"] == "Blend"
     assert store.info(name).state.profile.prior.field == "group"
 
-    refresh(store, name, prior="bank", prior_weight=0.5, force=True)
+    refresh(store, name, Recipe(prior="bank", prior_weight=0.5), force=True)
     profile = store.info(name).state.profile
     assert profile.prior is None
     assert profile.estimator["name"] == "WithDemand"
     assert profile.estimator["weight"] == 0.5
     assert refresh(store, name).action == "none"
 
-    refresh(store, name, no_prior=True, force=True)
+    refresh(store, name, Recipe(no_prior=True), force=True)
     assert method_of(store, name)["name"] == "Blend"
 
 
 def test_any_method_takes_the_demand_of_the_bank(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8), prior="bank")
-    assert plan.estimator == WithDemand((NNN(8),))
+    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8), prior="bank"))
+    assert plan.chosen.estimator == WithDemand((NNN(8),))
     name = migrate(store, plan, ALONE).target
     stored = method_of(store, name)
     assert [stored["name"], stored["estimators"][0]["name"]] == ["WithDemand", "NNN"]
 
     # The answer of the popular query gains against the same method without demand.
     scores = database.scores(name, POPULAR, len(ITEMS))
-    plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8), target="plain")
+    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)), target="plain")
     neutral = database.scores(migrate(store, plan, ALONE).target, POPULAR, len(ITEMS))
     gains = {key: scores[key] - neutral[key] for key in neutral}
     assert max(gains, key=gains.get) == max(neutral, key=neutral.get)
@@ -148,4 +149,4 @@ def test_any_method_takes_the_demand_of_the_bank(database):
 
 def test_a_new_collection_has_no_rows_to_share_a_bank_among(lite):
     with pytest.raises(InvalidInput, match="refresh with --prior bank once it has rows"):
-        CorrectionConfig(QueryBank(LOG), NNN(8), prior="bank")
+        CorrectionConfig(Recipe(QueryBank(LOG), estimator=NNN(8), prior="bank"))

@@ -18,6 +18,7 @@ from milvus_hubness import (
     InvalidParameter,
     InvertedSoftmax,
     QueryBank,
+    Recipe,
     diagnose,
     plan_enable,
     plan_migration,
@@ -58,7 +59,7 @@ def test_the_quick_form(backend, rng, metric):
         dimension=DIM,
         metric_type=metric,
         consistency_level="Strong",
-        hubness=CorrectionConfig(QueryBank(bank), NNN(K)),
+        hubness=CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(K))),
     )
     client.insert(name, [{"id": i, "vector": row, "note": f"n{i}"} for i, row in enumerate(items)])
     assert_ranked(client, name, items, nnn(bank, items, metric, K, 0.75), metric, queries)
@@ -69,7 +70,7 @@ def test_the_quick_form(backend, rng, metric):
     assert described["enable_dynamic_field"]
     assert client.describe_index(name, "vector")["metric_type"] == metric
     assert plain.describe_index(name, "vector")["metric_type"] == "IP"
-    refresh(backend.store(), name, estimator=Blend(), rename=True)
+    refresh(backend.store(), name, Recipe(estimator=Blend()), rename=True)
     settled = backend.store().info(name).state.profile
     assert settled.estimator["name"] == "Blend"
     assert client.query(name, filter="id == 3", output_fields=["note"])[0]["note"] == "n3"
@@ -79,8 +80,13 @@ def test_under_l2_lengths_are_expected_to_be_those_of_the_bank(lite, rng):
     name, bank, targets = lite.name("born"), 3 * vectors(rng, 30, DIM), vectors(rng, 30, DIM)
     client, plain = lite.hubness_client(), Layout(DIM, "L2")
     for hubness, known in (
-        (CorrectionConfig(QueryBank(bank), NNN(K)), bank),
-        (CorrectionConfig(QueryBank(bank), NNN(K), target_bank=QueryBank(targets)), targets),
+        (CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(K))), bank),
+        (
+            CorrectionConfig(
+                Recipe(QueryBank(bank), estimator=NNN(K), target_bank=QueryBank(targets))
+            ),
+            targets,
+        ),
     ):
         client.create_collection(name, dimension=DIM, metric_type="L2", hubness=hubness)
         assert lite.store().info(name).state.layout == measured_on(plain, known)
@@ -106,8 +112,12 @@ def test_the_schema_form_with_two_fields(lite, rng):
         consistency_level="Strong",
         properties={"team.owner": "search"},
         hubness=[
-            CorrectionConfig(QueryBank(banks["text"]), CSLS(K), anns_field="text"),
-            CorrectionConfig(QueryBank(banks["image"]), NNN(K), anns_field="image"),
+            CorrectionConfig(
+                Recipe(QueryBank(banks["text"]), estimator=CSLS(K)), anns_field="text"
+            ),
+            CorrectionConfig(
+                Recipe(QueryBank(banks["image"]), estimator=NNN(K)), anns_field="image"
+            ),
         ],
     )
     client.insert(
@@ -135,7 +145,10 @@ def test_an_index_is_built_anew_for_the_metric_that_serves(lite, rng):
     name, items, bank = lite.name("born"), vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
     client, plain = lite.hubness_client(), lite.client()
     client.create_collection(
-        name, dimension=DIM, metric_type="COSINE", hubness=CorrectionConfig(QueryBank(bank), NNN(K))
+        name,
+        dimension=DIM,
+        metric_type="COSINE",
+        hubness=CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(K))),
     )
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     client.release_collection(name)
@@ -176,23 +189,25 @@ def test_without_hubness_it_is_pymilvus_own(lite):
     ("how", "error", "said"),
     [
         (
-            lambda bank: CorrectionConfig(bank, Blend()),
+            lambda bank: CorrectionConfig(Recipe(bank, estimator=Blend())),
             InvalidInput,
             "Blend is fitted on a gallery",
         ),
-        (lambda bank: CorrectionConfig(bank, NNN(99)), BankTooSmall, "99"),
+        (lambda bank: CorrectionConfig(Recipe(bank, estimator=NNN(99))), BankTooSmall, "99"),
         (
-            lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)),
+            lambda bank: CorrectionConfig(
+                Recipe(QueryBank(np.ones((3, 4), np.float32)), estimator=NNN(2))
+            ),
             DimensionMismatch,
             "4",
         ),
         (
-            lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)),
+            lambda bank: CorrectionConfig(Recipe(bank, estimator=DualInvertedSoftmax(0.1, 0.1))),
             InvalidInput,
             "target",
         ),
         (
-            lambda bank: CorrectionConfig(bank, InvertedSoftmax()),
+            lambda bank: CorrectionConfig(Recipe(bank, estimator=InvertedSoftmax())),
             InvalidInput,
             "an estimator with an absolute tau",
         ),
@@ -221,7 +236,7 @@ def test_a_refused_index_leaves_nothing(backend, rng):
             name,
             schema=schema,
             index_params=index,
-            hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
+            hubness=CorrectionConfig(Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))),
         )
     assert not client.has_collection(name)
     assert not client.has_collection(f"{name}__bank")
@@ -232,7 +247,9 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
     client.create_collection(name, dimension=DIM)
     with pytest.raises(Exception, match=r"(?i)exist"):
         client.create_collection(
-            name, dimension=DIM, hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K))
+            name,
+            dimension=DIM,
+            hubness=CorrectionConfig(Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))),
         )
     assert not client.has_collection(f"{name}__bank")
     assert not client.hubness_state(name)
@@ -241,20 +258,22 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
 def test_a_bank_is_anything_like_an_array(lite, rng):
     client, name = lite.hubness_client(), lite.name("born")
     items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 60, DIM)
-    hubness = CorrectionConfig(bank.tolist(), NNN(K), target_bank=bank[:5])
+    hubness = CorrectionConfig(Recipe(bank.tolist(), estimator=NNN(K), target_bank=bank[:5]))
     client.create_collection(name, dimension=DIM, metric_type="IP", hubness=hubness)
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     store = lite.store()
     [stored] = client.get(name, [0], ["hubness_bias"])
     assert stored["hubness_bias"] == pytest.approx(nnn(bank, items[:1], "IP", K, 0.75)[0], abs=1e-5)
     assert diagnose(store, name, bank.tolist(), bank=bank).n_queries == 60
-    assert refresh(store, name, bank=bank).action == "none"
+    assert refresh(store, name, bank).action == "none"
     assert (
-        refresh(store, name, bank=bank[:30].tolist(), target_bank=bank, rename=True).action
+        refresh(store, name, Recipe(bank[:30].tolist(), target_bank=bank), rename=True).action
         == "full"
     )
     assert tune(store, name, torch.from_numpy(bank)).bank_size == 60
     plain = lite.name("plain")
     plain_collection(lite.client(), plain, items, "IP")
-    assert len(plan_migration(store, plain, bank.tolist(), target_bank=bank).bank) == 60
-    assert len(plan_enable(store, plain, bank.tolist(), target_bank=bank).bank) == 60
+    assert (
+        len(plan_migration(store, plain, Recipe(bank.tolist(), target_bank=bank)).chosen.bank) == 60
+    )
+    assert len(plan_enable(store, plain, Recipe(bank.tolist(), target_bank=bank)).chosen.bank) == 60

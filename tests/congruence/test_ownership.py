@@ -16,6 +16,7 @@ from milvus_hubness import (
     HubnessError,
     NotCorrected,
     QueryBank,
+    Recipe,
     StateError,
     disable,
     enable,
@@ -82,7 +83,7 @@ class Enabled:
         )
         enable(
             self.store,
-            plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K)),
+            plan_enable(self.store, self.name, Recipe(bank_of(seed), estimator=NNN(K))),
         )
         start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
@@ -238,7 +239,9 @@ def serve_once(world):
 
 
 def migrated(store, name):
-    migrate(store, plan_migration(store, name, bank_of(3), estimator=NNN(K)), no_writers=True)
+    migrate(
+        store, plan_migration(store, name, Recipe(bank_of(3), estimator=NNN(K))), no_writers=True
+    )
 
 
 CALLS = {
@@ -254,7 +257,7 @@ CALLS = {
     "rename": with_client(lambda c, n, w: c.rename_collection(n, f"{n}_renamed")),
     "drop": with_client(lambda c, n, w: c.drop_collection(n)),
     "refresh": with_store(lambda s, n: refresh(s, n)),
-    "refresh with a bank": with_store(lambda s, n: refresh(s, n, bank=bank_of(6), force=True)),
+    "refresh with a bank": with_store(lambda s, n: refresh(s, n, bank_of(6), force=True)),
     "disable": with_store(lambda s, n: disable(s, n)),
     "bank --off": with_store(lambda s, n: stop_sampling(s, n)),
     "migrate": with_store(migrated),
@@ -355,7 +358,7 @@ def test_a_renamed_collection_keeps_its_biases_and_its_bank(renamed):
     assert first_ten(client, now, queries) == before
     client.upsert(now, [{"id": 500, "vector": queries[0] * 2, "group": 1}])
     assert 500 in [row["id"] for row in enabled.plain.query(enabled.side, filter="id == 500")]
-    assert refresh(enabled.store, now, bank=bank_of(13), force=True).action == "full"
+    assert refresh(enabled.store, now, bank_of(13), force=True).action == "full"
     assert stop_sampling(enabled.store, now) is not None
     assert not enabled.store.exists(enabled.samples)
     client.drop_collection(now)
@@ -369,7 +372,7 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     enabled, client, former, now, queries, before = renamed
     store, plain = enabled.store, enabled.plain
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
-    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K))
+    plan = plan_enable(store, former, Recipe(bank_of(15), estimator=NNN(K)))
     enabled.backend.made += plan.sides
     assert not {*plan.sides} & {enabled.side, enabled.samples}
     enable(store, plan)

@@ -10,6 +10,7 @@ from milvus_hubness import (
     MigrationOptions,
     NoMigration,
     QueryBank,
+    Recipe,
     ResumeRefused,
     WrongPhase,
     clean,
@@ -54,7 +55,7 @@ class Migrated:
             "rename": switched and rename,
         }
         plan = plan_migration(
-            self.store, self.name, self.bank, estimator=NNN(4), restart=restart, **names
+            self.store, self.name, Recipe(self.bank, estimator=NNN(4)), restart=restart, **names
         )
         return migrate(self.store, plan, ALONE)
 
@@ -297,7 +298,7 @@ def test_a_clean_that_is_killed_before_it_ends_dual_writes_leaves_them_whole(lit
     """A property that still names the copy, and a ledger that refuses it, would let clients' writes fail."""
     world = Migrated(lite)
     clean(world.store, world.name, drop=world.target)
-    plan = plan_migration(world.store, world.name, world.bank, estimator=NNN(4))
+    plan = plan_migration(world.store, world.name, Recipe(world.bank, estimator=NNN(4)))
     migrate(world.store, plan, client_ttl=0.0)
     assert world.store.info(world.name).dual_write is not None
 

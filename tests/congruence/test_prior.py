@@ -12,6 +12,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -26,6 +27,7 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, LAMBDA = 12, 100, 0.3
 
@@ -59,7 +61,9 @@ class Shop:
     def migrate(self, **options):
         options = {"prior": FIELD, "prior_weight": LAMBDA, **options}
         plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), **{"estimator": NNN(8), **options}
+            self.store,
+            self.source,
+            **as_recipe(QueryBank(self.bank), **{"estimator": NNN(8), **options}),
         )
         target = migrate(self.store, plan).target
         self.name = plan.alias or aliased(self.store, target)
@@ -154,7 +158,7 @@ def test_a_refresh_reads_the_values_again(shop):
     plan = shop.migrate(prior_weight=None)
     assert any("no weight for the prior from field 'clicks'" in remark for remark in plan.remarks)
     shop.assert_stored(shop.clicks, factor=0.0)
-    refresh(shop.store, shop.name, prior_weight=LAMBDA)
+    refresh(shop.store, shop.name, Recipe(prior_weight=LAMBDA))
     shop.assert_stored(shop.clicks)
 
     before = shop.stored()
@@ -177,7 +181,7 @@ def test_a_refresh_reads_the_values_again(shop):
     shop.assert_stored(shop.clicks)
     assert refresh(shop.store, shop.name).action == "none", "no value has changed"
 
-    refresh(shop.store, shop.name, no_prior=True)
+    refresh(shop.store, shop.name, Recipe(no_prior=True))
     assert shop.state.profile.prior is None
     shop.assert_stored(shop.clicks, factor=0.0)
     rollback(shop.store, shop.name)
@@ -274,7 +278,7 @@ def test_clicks_are_stored_with_the_bank(shop):
 
     shop.clicks = shop.clicks[::-1].copy()
     counts = {key: float(shop.clicks[i]) for i, key in enumerate(shop.keys)}
-    done = refresh(shop.store, shop.name, prior=counts, prior_weight=LAMBDA)
+    done = refresh(shop.store, shop.name, Recipe(prior=counts, prior_weight=LAMBDA))
     assert (done.action, "the prior changed" in done.reason) == ("full", True)
     shop.assert_stored(shop.clicks)
     rollback(shop.store, shop.name)
@@ -319,7 +323,7 @@ def test_jobs_take_the_prior_that_tune_chose(shop):
         shop.store.write_property(shop.name, TUNING_PROPERTY, Verdicts(records=(record,)))
 
     tune(LAMBDA)
-    own = plan_migration(shop.store, shop.source, QueryBank(shop.bank), estimator=NNN(4))
+    own = plan_migration(shop.store, shop.source, Recipe(QueryBank(shop.bank), estimator=NNN(4)))
     assert own.to_dict()["prior"] is None, "a method of the caller's own comes without"
     plan = shop.migrate(prior=None, prior_weight=None, estimator=None)
     assert plan.to_dict()["prior"]["weight"] == LAMBDA
@@ -354,7 +358,7 @@ def test_rows_written_during_a_refresh_get_the_new_number(shop):
                 client.insert(shop.name, [shop.row(4, id=new, **{FIELD: 300})])
             super().flush(collection)
 
-    refresh(shop.database.store(Writing), shop.name, prior_weight=0.1, client_ttl=0)
+    refresh(shop.database.store(Writing), shop.name, Recipe(prior_weight=0.1), client_ttl=0)
     prior = shop.state.profile.prior
     assert prior.weight == 0.1
     numbers = shop.stored()
@@ -367,7 +371,9 @@ def test_biases_in_payloads_have_the_prior_too(shop, found):
     if not found[0].startswith("qdrant"):
         pytest.skip("payloads are Qdrant's")
     options = {"prior": FIELD, "prior_weight": LAMBDA}
-    plan = plan_enable(shop.store, shop.source, QueryBank(shop.bank), estimator=NNN(8), **options)
+    plan = plan_enable(
+        shop.store, shop.source, **as_recipe(QueryBank(shop.bank), estimator=NNN(8), **options)
+    )
     assert plan.to_dict()["prior"]["field"] == FIELD
     enable(shop.store, plan, client_ttl=0)
     shop.assert_stored(shop.clicks)

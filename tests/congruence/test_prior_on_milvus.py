@@ -10,6 +10,7 @@ from milvus_hubness import (
     InvalidInput,
     MilvusStore,
     QueryBank,
+    Recipe,
     enable,
     plan_enable,
     plan_migration,
@@ -18,6 +19,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from tests.support.galleries import nnn, plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, LAMBDA = 12, 60, 0.3
 
@@ -62,7 +64,7 @@ def test_biases_outside_the_vectors_have_the_prior_too(backend, world):
 
     store = backend.store()
     options = {"prior": "clicks", "prior_weight": LAMBDA}
-    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
+    plan = plan_enable(store, name, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
     assert plan.to_dict()["prior"]["field"] == "clicks"
     enable(store, plan, client_ttl=0)
     np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
@@ -87,7 +89,7 @@ def test_biases_outside_the_vectors_have_the_prior_too(backend, world):
 def test_a_collection_begins_with_a_prior(backend, world):
     _, bank, _ = world
     name, client = backend.name(), backend.hubness_client()
-    hubness = CorrectionConfig(bank, NNN(8), prior="clicks", prior_weight=LAMBDA)
+    hubness = CorrectionConfig(Recipe(bank, estimator=NNN(8), prior="clicks", prior_weight=LAMBDA))
     client.create_collection(name, DIM, metric_type="IP", hubness=hubness)
     rows = [{key: row[key] for key in ("id", "vector", "clicks")} for row in rows_of(world)]
     with pytest.raises(InvalidInput, match=r"^row 0 has a 'clicks' that is negative"):
@@ -114,7 +116,7 @@ def test_a_field_that_holds_no_numbers_is_refused(backend, world):
         "title": "field 'title' of '.*' is VARCHAR, not a number: choose a field of numbers",
         "salse": r"has no field 'salse': choose a field of numbers \(id, sales\)",
     }.items():
-        hubness = CorrectionConfig(bank, NNN(8), prior=prior)
+        hubness = CorrectionConfig(Recipe(bank, estimator=NNN(8), prior=prior))
         with pytest.raises(InvalidInput, match=message):
             backend.hubness_client().create_collection(
                 name, schema=schema, index_params=index, hubness=hubness
@@ -135,7 +137,7 @@ def test_a_field_that_holds_no_numbers_is_refused(backend, world):
         "salse": "has no field 'salse'",
     }.items():
         with pytest.raises(InvalidInput, match=message):
-            plan_migration(backend.store(), name, QueryBank(bank), prior=prior)
+            plan_migration(backend.store(), name, Recipe(QueryBank(bank), prior=prior))
     assert sorted(client.list_collections()) == before
 
 
@@ -147,7 +149,7 @@ def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
     client.upsert(name, rows_of(world))
     store, ours = backend.store(), backend.hubness_client()
     options = {"prior": "clicks", "prior_weight": LAMBDA}
-    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
+    plan = plan_enable(store, name, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
     enable(store, plan, client_ttl=0)
     side = store.info(name).state.codec.sides[1]
 
@@ -162,7 +164,7 @@ def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
                 ours.upsert(name, [{**rows_of(world)[3], "clicks": 4_000}])
             super().upsert(collection, batch, field, **options)
 
-    refresh(Meanwhile(backend.client()), name, client_ttl=0, prior_weight=0.1)
+    refresh(Meanwhile(backend.client()), name, Recipe(prior_weight=0.1), client_ttl=0)
     assert Meanwhile.is_written
     prior = store.info(name).state.profile.prior
     numbers = stored(store, name)

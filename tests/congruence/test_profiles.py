@@ -10,6 +10,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     enable,
     plan_enable,
     refresh,
@@ -50,9 +51,8 @@ class Collection:
         return refresh(
             self.store,
             self.name,
+            Recipe(QueryBank(self.banks["image"]), estimator=CSLS(4)),
             profile="image",
-            bank=QueryBank(self.banks["image"]),
-            estimator=CSLS(4),
         )
 
     def biases(self, profile, items):
@@ -162,7 +162,9 @@ def test_rows_beside_their_biases_may_wait_too(lite):
     lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(lite.client(), name, items, "IP")
     store = lite.store()
-    enable(store, plan_enable(store, name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)))
+    enable(
+        store, plan_enable(store, name, Recipe(QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)))
+    )
     lite.hubness_client().insert(name, [{"id": 60, "vector": items[0], "group": 0}], bias="pending")
     assert status(store, name).pending == 1
     assert refresh(store, name).written == 1

@@ -10,6 +10,7 @@ from milvus_hubness import (
     NNN,
     CorrectionConfig,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -58,7 +59,7 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
     plain_collection(backend.client(), name, items, metric)
     store = backend.store()
     done = migrate(
-        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K), alias=alias)
+        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K)), alias=alias)
     )
     layout = store.info(done.target).state.layout
     assert (layout.spread, layout.anchor) == (SPREAD, 0)
@@ -67,7 +68,7 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
     items[7] = other[0]
     client.upsert(alias, [{"id": 7, "vector": items[7], "group": 2}])
     assert_scores(client, alias, items, query, bank, metric)
-    assert refresh(store, alias, bank=QueryBank(other)).action == "full"
+    assert refresh(store, alias, QueryBank(other)).action == "full"
     assert_scores(client, alias, items, query, other, metric)
 
     spread.append(8)
@@ -77,7 +78,7 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
     assert_scores(client, alias, items, query, other, metric)
     spread.append(1)
     assert refresh(store, alias).action == "none"
-    assert refresh(store, alias, bank=QueryBank(bank)).action == "full"
+    assert refresh(store, alias, QueryBank(bank)).action == "full"
     assert store.info(alias).state.layout.spread == 1
     assert_scores(client, alias, items, query, bank, metric)
 
@@ -87,7 +88,7 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
 def test_a_new_collection_has_the_spread_from_its_first_row_on(backend, spread, metric):
     items, bank, _, query = drawn()
     name, client = backend.name(), backend.hubness_client()
-    config = CorrectionConfig(bank=QueryBank(bank), estimator=NNN(K))
+    config = CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(K)))
     client.create_collection(name, dimension=DIM, metric_type=metric, hubness=config)
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     layout = backend.store().info(name).state.layout

@@ -14,6 +14,7 @@ from milvus_hubness import (
     LinearMaps,
     QuariReranker,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -56,11 +57,11 @@ class World:
         plain_collection(backend.client(), self.name, self.items, metric)
         store = backend.store()
         if reranking:
-            plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(8))
+            plan = plan_enable(store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
             backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
             enable(store, plan)
         else:
-            plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(8))
+            plan = plan_migration(store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
             self.name = migrate(store, plan).target
         self.client = backend.hubness_client()
         self.network = trained()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pymilvus import DataType
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
 from tests.support.real_data import load_task, needs_real_data, reference
 
 BATCH = 1_000
@@ -54,8 +54,7 @@ def test_recall_through_milvus_is_the_references_on_real_data(backend, name, met
     plan = plan_migration(
         store,
         collection,
-        QueryBank(task.bank, groups=np.arange(len(task.bank))),
-        estimator=NNN(32, 0.75),
+        Recipe(QueryBank(task.bank, groups=np.arange(len(task.bank))), estimator=NNN(32, 0.75)),
     )
     target = migrate(store, plan).target
     corrected = backend.hubness_client(state_ttl=60)

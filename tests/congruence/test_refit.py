@@ -21,6 +21,7 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.support.databases import OnMilvus
 from tests.support.galleries import vectors
 from tests.support.growing import DIM, ITEMS, Growing
+from tests.support.recipes import as_recipe
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_worse_bank_is_refused_by_the_evaluation(sampling, monkeypatch):
 @pytest.mark.long
 def test_without_an_evaluation_nothing_is_adopted(sampling):
     small = QueryBank(sampling.bank[:100])
-    refresh(sampling.store, sampling.name, bank=small, force=True, client_ttl=0)
+    refresh(sampling.store, sampling.name, small, force=True, client_ttl=0)
     sampling.grow(120)
     sampling.sample(200)
     done = sampling.refresh(queries=None)
@@ -301,10 +302,10 @@ def test_a_copy_that_takes_over_has_the_note_of_its_fit(lite):
     growing.sample(200)
     growing.grow(120)
     options = {"refit_share": 0.2, "queries": growing.real, "client_ttl": 0}
-    done = refresh(growing.store, alias, **options)
+    done = refresh(growing.store, alias, **as_recipe(**options))
     assert (done.action, done.unfitted_share) == ("full", 0)
     growing.assert_stored(done.collection)
-    assert refresh(growing.store, alias, **options).action == "none"
+    assert refresh(growing.store, alias, **as_recipe(**options)).action == "none"
     assert status(growing.store, alias).unfitted_share == 0
 
     # The former copy, taken back, is as far behind as it was.

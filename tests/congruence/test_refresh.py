@@ -13,6 +13,7 @@ from milvus_hubness import (
     InvalidParameter,
     NotCorrected,
     QueryBank,
+    Recipe,
     StateError,
     StoreError,
     UnfinishedMigration,
@@ -24,6 +25,7 @@ from milvus_hubness.jobs.common.progress import Throttle
 from tests.support.databases import OnMilvus, write_state
 from tests.support.galleries import METRICS, vectors
 from tests.support.migrated import DIM, ITEMS, Corrected
+from tests.support.recipes import as_recipe
 
 ON_SERVERS = {"corrected": ["COSINE"]}
 
@@ -37,7 +39,7 @@ under_cosine = pytest.mark.parametrize("corrected", ["COSINE"], indirect=True)
 
 
 def test_a_new_bank_is_adopted(corrected):
-    done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
+    done = refresh(corrected.store, corrected.name, QueryBank(corrected.other))
     assert (done.action, done.scanned) == ("full", ITEMS)
     assert done.reason == "the bank changed"
     corrected.assert_scores(corrected.other, 8)
@@ -47,7 +49,7 @@ def test_a_new_bank_is_adopted(corrected):
         "the former one is kept"
     )
     third = vectors(np.random.default_rng(5), 40, DIM)
-    refresh(corrected.store, corrected.name, bank=QueryBank(third))
+    refresh(corrected.store, corrected.name, QueryBank(third))
     # A collection that a client has created is its owner's: it stays, and its bank with it.
     is_owners = isinstance(corrected.database, OnMilvus)
     kept = len(corrected.other) + is_owners * len(corrected.bank)
@@ -58,7 +60,9 @@ def test_a_new_bank_is_adopted(corrected):
 @under_cosine
 def test_one_command_goes_back(corrected):
     before, collection = corrected.scores(), corrected.collection
-    refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
+    refresh(
+        corrected.store, corrected.name, Recipe(QueryBank(corrected.other), estimator=NNN(3, 1.0))
+    )
     corrected.database.application().upsert(corrected.name, [corrected.row(5, 5)])
     done = rollback(corrected.store, corrected.name)
     assert (done.source, corrected.collection) == (collection, collection)
@@ -89,9 +93,7 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected):
 
     store = corrected.database.store(Stopping)
     with pytest.raises(Cancelled):
-        refresh(
-            store, corrected.name, bank=QueryBank(corrected.other), stop=stop, throttle=throttle
-        )
+        refresh(store, corrected.name, QueryBank(corrected.other), stop=stop, throttle=throttle)
     assert corrected.collection == collection
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
     corrected.database.application().insert(corrected.name, [corrected.row(900, 4)])
@@ -112,8 +114,8 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
 
     third = vectors(np.random.default_rng(5), 40, DIM)
     with pytest.raises(StoreError):
-        refresh(corrected.database.store(Breaking), corrected.name, bank=QueryBank(corrected.other))
-    refresh(corrected.store, corrected.name, bank=QueryBank(third))
+        refresh(corrected.database.store(Breaking), corrected.name, QueryBank(corrected.other))
+    refresh(corrected.store, corrected.name, QueryBank(third))
     corrected.assert_scores(third, 8)
     assert corrected.banked() == len(third) + len(corrected.bank)
 
@@ -122,9 +124,9 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
 def test_new_parameters_are_adopted_and_go_back_to_what_was(database):
     corrected = Corrected(database, is_migrated=True)
     before = corrected.scores()
-    refresh(corrected.store, corrected.name, estimator=NNN(3, 1.0))
+    refresh(corrected.store, corrected.name, Recipe(estimator=NNN(3, 1.0)))
     corrected.assert_scores(corrected.bank, 3, 1.0)
-    refresh(corrected.store, corrected.name, estimator=NNN(8))
+    refresh(corrected.store, corrected.name, Recipe(estimator=NNN(8)))
     after = corrected.scores()
     np.testing.assert_allclose(
         [after[i] for i in range(ITEMS)], [before[i] for i in range(ITEMS)], atol=3e-5
@@ -141,7 +143,7 @@ def test_vectors_come_through_a_refresh_unchanged(corrected):
 
     before = read()
     for k in (3, 5):
-        refresh(corrected.store, corrected.name, estimator=NNN(k))
+        refresh(corrected.store, corrected.name, Recipe(estimator=NNN(k)))
     after = read()
     assert len(after) == ITEMS
     assert after == before
@@ -194,7 +196,7 @@ def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
             super().point_alias(*args)
 
     before = corrected.scores()
-    refresh(corrected.database.store(Watching), corrected.name, bank=QueryBank(corrected.other))
+    refresh(corrected.database.store(Watching), corrected.name, QueryBank(corrected.other))
     assert seen
     assert all(scores == pytest.approx(before, abs=1e-6) for scores in seen)
     assert corrected.scores() != pytest.approx(before, abs=1e-3)
@@ -208,9 +210,9 @@ def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(corrected
 
     before = corrected.scores()
     with pytest.raises(StoreError):
-        refresh(corrected.database.store(Breaking), corrected.name, bank=QueryBank(corrected.other))
+        refresh(corrected.database.store(Breaking), corrected.name, QueryBank(corrected.other))
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
-    done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
+    done = refresh(corrected.store, corrected.name, QueryBank(corrected.other))
     assert done.written == ITEMS
     corrected.assert_scores(corrected.other, 8)
 
@@ -223,7 +225,7 @@ def test_rows_deleted_meanwhile_stay_deleted(corrected):
             corrected.store.delete(corrected.name, corrected.keys([0, 1, 2]))
             super().flush(*args)
 
-    refresh(corrected.database.store(Deleting), corrected.name, bank=QueryBank(corrected.other))
+    refresh(corrected.database.store(Deleting), corrected.name, QueryBank(corrected.other))
     assert set(corrected.scores()) == set(range(3, ITEMS))
 
 
@@ -254,7 +256,7 @@ def test_refreshes_that_cannot_be(corrected):
         ({"keep_former": 1.5}, InvalidParameter),
     ):
         with pytest.raises(error):
-            refresh(corrected.store, corrected.name, **change)
+            refresh(corrected.store, corrected.name, **as_recipe(**change))
     plain = corrected.database.fill(corrected.items, "COSINE", keys=corrected.keys(range(ITEMS)))
     with pytest.raises(NotCorrected):
         refresh(corrected.store, plain)

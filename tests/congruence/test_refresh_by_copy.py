@@ -10,6 +10,7 @@ from milvus_hubness import (
     CorrectionConfig,
     InvalidInput,
     QueryBank,
+    Recipe,
     StoreError,
     WrongPhase,
     clean,
@@ -26,6 +27,7 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.born import born
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K = 12, 150, 8
 
@@ -45,7 +47,9 @@ class Live:
             source = backend.name("full")
             plain_collection(backend.client(), source, items, self.metric)
             bank = QueryBank(self.bank)
-            plan = plan_migration(self.store, source, bank, estimator=NNN(K), alias=self.alias)
+            plan = plan_migration(
+                self.store, source, Recipe(bank, estimator=NNN(K)), alias=self.alias
+            )
             self.name = migrate(self.store, plan).target
         else:
             self.name = born(backend, items, self.bank, self.metric, estimator=NNN(K))
@@ -108,14 +112,14 @@ def test_a_copy_takes_over_beside_writers(live):
 
     before = live.read()
     store = Writing(live.backend.client())
-    planned = refresh(store, live.alias, bank=QueryBank(live.other), plan=True)
+    planned = refresh(store, live.alias, QueryBank(live.other), plan=True)
     assert (planned.action, planned.planned) == ("full", True)
     assert (planned.copy.target, planned.copy.names) == (f"{live.name}_r2", (live.alias,))
     assert planned.copy.rows == ITEMS
     assert min(planned.copy.memory_bytes.values()) > 4 * ITEMS * DIM
     assert planned.copy.seconds > 0
     assert store.alias_target(live.alias) == live.name
-    done = refresh(store, live.alias, bank=QueryBank(live.other))
+    done = refresh(store, live.alias, QueryBank(live.other))
     assert (done.action, done.collection, done.epoch) == ("full", f"{live.name}_r2", 2)
     assert store.alias_target(live.alias) == done.collection
     live.assert_found(live.other)
@@ -147,12 +151,12 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
             return 50
 
     with pytest.raises(StoreError):
-        refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
+        refresh(Breaking(live.backend.client()), live.alias, QueryBank(live.other))
     assert live.store.alias_target(live.alias) == live.name
     live.write()
     live.assert_found(live.bank)
     again = {"bank": QueryBank(live.other)} if asked_again else {}
-    done = refresh(live.store, live.alias, **again)
+    done = refresh(live.store, live.alias, **as_recipe(**again))
     assert (done.action, done.collection, done.reason) == (
         "full",
         f"{live.name}_r2",
@@ -170,7 +174,7 @@ def break_off(live, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(by_copy, "opened", fail)
         with pytest.raises(StoreError):
-            refresh(live.store, live.alias, bank=QueryBank(live.other))
+            refresh(live.store, live.alias, QueryBank(live.other))
 
 
 @pytest.mark.lite_only
@@ -191,7 +195,7 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
             super().write_property(collection, name, record)
 
     with pytest.raises(StoreError):
-        refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
+        refresh(Breaking(live.backend.client()), live.alias, QueryBank(live.other))
     copy = f"{live.name}_r2"
     assert live.store.alias_target(live.alias) == copy
     assert live.store.info(live.name).dual_write is not None
@@ -209,7 +213,7 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
 def test_another_bank_takes_its_place(live, monkeypatch):
     break_off(live, monkeypatch)
     third = vectors(np.random.default_rng(5), 40, DIM)
-    done = refresh(live.store, live.alias, bank=QueryBank(third))
+    done = refresh(live.store, live.alias, QueryBank(third))
     assert done.action == "full"
     live.assert_found(third)
     assert done.collection == f"{live.name}_r2"
@@ -223,7 +227,7 @@ def test_a_collection_without_a_name_that_can_move_is_left_as_it_is(live):
     live.store.drop_alias(live.alias)
     for plan in (True, False):
         with pytest.raises(InvalidInput, match=r"no alias leads there.* or pass --rename .*enable"):
-            refresh(live.store, live.name, bank=QueryBank(live.other), plan=plan)
+            refresh(live.store, live.name, QueryBank(live.other), plan=plan)
     assert not live.store.exists(f"{live.name}_r2")
     assert refresh(live.store, live.name).action == "none", "nothing is due, and no name moves"
 
@@ -232,16 +236,16 @@ def test_a_collection_without_a_name_that_can_move_is_left_as_it_is(live):
 def test_a_collection_that_is_read_by_its_own_name_is_renamed(live):
     live.store.drop_alias(live.alias)
     live.alias = live.name
-    planned = refresh(live.store, live.name, bank=QueryBank(live.other), rename=True, plan=True)
+    planned = refresh(live.store, live.name, QueryBank(live.other), rename=True, plan=True)
     assert planned.copy.renamed == f"{live.name}__before_hubness"
-    done = refresh(live.store, live.name, bank=QueryBank(live.other), rename=True)
+    done = refresh(live.store, live.name, QueryBank(live.other), rename=True)
     assert (done.collection, done.former_copy) == (f"{live.name}_r2", planned.copy.renamed)
     live.assert_found(live.other)
     live.write()
     live.assert_found(live.other)
 
     # From now on, the name is an alias.
-    again = refresh(live.store, live.name, bank=QueryBank(live.bank), rename=True, keep_former=2)
+    again = refresh(live.store, live.name, QueryBank(live.bank), rename=True, keep_former=2)
     assert (again.collection, again.former_copy) == (f"{live.name}_r3", done.collection)
     live.assert_found(live.bank)
     assert rollback(live.store, live.name).source == done.collection
@@ -262,7 +266,7 @@ def test_all_aliases_move_and_writes_go_to_both_until_the_last_has(live):
             moved.append((alias, self.info(live.name, counted=False).dual_write.required))
             super().point_alias(alias, collection)
 
-    done = refresh(Watching(live.backend.client()), live.alias, bank=QueryBank(live.other))
+    done = refresh(Watching(live.backend.client()), live.alias, QueryBank(live.other))
     assert sorted(moved) == sorted([(live.alias, True), (second, True)])
     assert {live.store.alias_target(alias) for alias, _ in moved} == {done.collection}
     assert live.store.info(live.name).dual_write is None
@@ -283,7 +287,7 @@ def test_a_refresh_that_was_killed_between_two_aliases_is_finished_by_the_next(l
             super().point_alias(alias, collection)
 
     with pytest.raises(StoreError):
-        refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
+        refresh(Breaking(live.backend.client()), live.alias, QueryBank(live.other))
     leading = {live.store.alias_target(alias) for alias in (live.alias, second)}
     assert leading == {live.name, f"{live.name}_r2"}
     live.write()
@@ -302,7 +306,7 @@ def test_a_refresh_that_was_killed_while_the_name_led_nowhere_is_finished_by_the
             raise StoreError("the connection broke")
 
     with pytest.raises(StoreError):
-        refresh(Breaking(live.backend.client()), live.name, bank=QueryBank(live.other), rename=True)
+        refresh(Breaking(live.backend.client()), live.name, QueryBank(live.other), rename=True)
     assert not live.store.exists(live.name)
     assert refresh(live.store, live.name, rename=True).action == "none"
     live.assert_found(live.other)
@@ -320,7 +324,7 @@ def test_a_name_that_somebody_moves_meanwhile_stops_the_switch(live):
                 live.backend.client().alter_alias(stranger, live.alias)
 
     with pytest.raises(WrongPhase, match=f"leads to '{stranger}' since somebody moved it"):
-        refresh(Moving(live.backend.client()), live.alias, bank=QueryBank(live.other))
+        refresh(Moving(live.backend.client()), live.alias, QueryBank(live.other))
     live.store.point_alias(live.alias, live.name)
     assert refresh(live.store, live.alias).collection == f"{live.name}_r2"
     live.assert_found(live.other)
@@ -335,7 +339,7 @@ def test_former_copies_do_not_pile_up(live, kept):
     names = [live.name]
     dropped = []
     for bank in banks:
-        done = refresh(live.store, live.alias, bank=QueryBank(bank), keep_former=kept)
+        done = refresh(live.store, live.alias, QueryBank(bank), keep_former=kept)
         names.append(done.collection)
         dropped += done.dropped
         live.write()
@@ -354,7 +358,7 @@ def test_former_copies_do_not_pile_up(live, kept):
 
     # Those that an earlier run had to leave go with the next.
     if kept == 2:
-        done = refresh(live.store, live.alias, bank=QueryBank(live.other), keep_former=0)
+        done = refresh(live.store, live.alias, QueryBank(live.other), keep_former=0)
         assert done.dropped == tuple(left)
         left = [done.collection]
         made = [m.target for m in ledger.Ledger(live.store).migrations()]
@@ -368,10 +372,10 @@ def test_former_copies_do_not_pile_up(live, kept):
 @of_a_copy
 @pytest.mark.lite_only
 def test_a_former_copy_that_somebody_reads_or_has_made_stays(live):
-    first = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    first = refresh(live.store, live.alias, QueryBank(live.other))
     other = live.backend.name("archive")
     live.store.point_alias(other, live.name)
-    again = refresh(live.store, live.alias, bank=QueryBank(live.bank))
+    again = refresh(live.store, live.alias, QueryBank(live.bank))
     assert (again.dropped, live.store.exists(live.name)) == ((), True)
 
     # A stranger's collection under the name of a copy.
@@ -379,7 +383,7 @@ def test_a_former_copy_that_somebody_reads_or_has_made_stays(live):
     client = live.backend.client()
     client.drop_collection(live.name)
     plain_collection(client, live.name, np.ones((2, DIM), np.float32), "IP")
-    last = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    last = refresh(live.store, live.alias, QueryBank(live.other))
     assert live.store.exists(live.name)
     assert first.collection in last.dropped or not last.dropped
 
@@ -387,7 +391,7 @@ def test_a_former_copy_that_somebody_reads_or_has_made_stays(live):
 @of_a_copy
 @pytest.mark.lite_only
 def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
-    done = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    done = refresh(live.store, live.alias, QueryBank(live.other))
     assert done.to_dict()["former_copy"] == live.name
     [source] = {m.source for m in ledger.Ledger(live.store).migrations() if m.target == live.name}
     clean(live.store, live.alias, drop=live.name)
@@ -402,7 +406,7 @@ def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
 @pytest.mark.lite_only
 def test_the_migration_before_a_refresh_is_not_rolled_back_past_newer_writes(live):
     """Only the rows of its own copy would be carried back, which clients no longer write to."""
-    done = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    done = refresh(live.store, live.alias, QueryBank(live.other))
     live.write()
     [source] = {m.source for m in ledger.Ledger(live.store).migrations() if m.target == live.name}
     for name in (live.name, source):
@@ -455,7 +459,7 @@ def test_no_write_of_any_client_is_lost_or_undone(live):
         def chunk_rows(self, source):
             return 60
 
-    done = refresh(Writing(live.backend.client()), live.alias, bank=QueryBank(live.other))
+    done = refresh(Writing(live.backend.client()), live.alias, QueryBank(live.other))
     assert state["step"] >= 3
     assert done.collection == f"{live.name}_r2"
     read = live.read()
@@ -473,7 +477,7 @@ def test_a_further_profile_is_a_copy_with_its_columns(live):
     for number in range(1, 6):
         bank = QueryBank(live.other[: 20 + number])
         done = refresh(
-            live.store, live.alias, profile=f"image {number}", bank=bank, estimator=NNN(K)
+            live.store, live.alias, Recipe(bank, estimator=NNN(K)), profile=f"image {number}"
         )
         assert (done.action, done.reason) == ("full", "the profile is new")
     state = live.store.info(live.alias).state
@@ -502,7 +506,7 @@ def test_a_killed_refresh_of_a_new_profile_is_continued_by_name_or_without(live,
     with monkeypatch.context() as patched:
         patched.setattr(MilvusStore, "flush", fail)
         with pytest.raises(StoreError):
-            refresh(live.store, live.alias, profile="image", bank=bank, estimator=NNN(K))
+            refresh(live.store, live.alias, Recipe(bank, estimator=NNN(K)), profile="image")
     assert list(live.store.info(live.alias).state.profiles) == ["default"]
     done = refresh(live.store, live.alias)
     assert (done.action, done.reason) == ("full", "one was not finished")
@@ -519,7 +523,7 @@ def test_who_has_no_room_for_a_copy_is_told_of_enable(live, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(MilvusStore, "flush", fail)
         with pytest.raises(StoreError, match=r"quota exceeded.*has no room.*\(enable\)"):
-            refresh(live.store, live.alias, bank=QueryBank(live.other))
+            refresh(live.store, live.alias, QueryBank(live.other))
     live.assert_found(live.bank)
     assert refresh(live.store, live.alias).action == "full"
     live.assert_found(live.other)
@@ -541,7 +545,8 @@ def test_two_fields_are_refreshed_one_by_one_and_taken_back(lite):
         schema.add_field(field, DataType.FLOAT_VECTOR, dim=dim)
         index.add_index(field, index_type="FLAT", metric_type="IP")
     corrections = [
-        CorrectionConfig(QueryBank(banks[field]), NNN(K), anns_field=field) for field in fields
+        CorrectionConfig(Recipe(QueryBank(banks[field]), estimator=NNN(K)), anns_field=field)
+        for field in fields
     ]
     client.create_collection(
         name,
@@ -566,7 +571,7 @@ def test_two_fields_are_refreshed_one_by_one_and_taken_back(lite):
 
     assert_found(**banks)
     for field in fields:
-        done = refresh(store, alias, field=field, bank=QueryBank(others[field]))
+        done = refresh(store, alias, QueryBank(others[field]), field=field)
         row = int(field == "image")
         items["text"][row] = vectors(rng, 1, fields["text"])[0]
         client.upsert(alias, [{"id": row, **{f: items[f][row] for f in fields}}])
@@ -578,9 +583,7 @@ def test_two_fields_are_refreshed_one_by_one_and_taken_back(lite):
     assert_found(**banks)
 
     # Of two refreshes of different fields, only the last can be taken back once the copy between is gone.
-    kept = [
-        refresh(store, alias, field=f, bank=QueryBank(others[f]), keep_former=0) for f in fields
-    ]
+    kept = [refresh(store, alias, QueryBank(others[f]), field=f, keep_former=0) for f in fields]
     assert kept[1].dropped == (kept[0].collection,)
     assert_found(**others)
     with pytest.raises(WrongPhase):
@@ -596,7 +599,7 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_written(live, monke
     before = set(live.store.collection_names())
     for plan in (True, False):
         with pytest.raises(CannotMigrate, match=r"which cannot be copied: auto_id.*enable"):
-            refresh(live.store, live.alias, bank=QueryBank(live.other), plan=plan)
+            refresh(live.store, live.alias, QueryBank(live.other), plan=plan)
     assert set(live.store.collection_names()) == before
     assert refresh(live.store, live.alias).action == "none"
 
@@ -610,6 +613,6 @@ def test_sampled_queries_are_those_of_the_copy_too(live):
     client.close()
     sampled = sampled_bank(live.store, live.alias)
     assert len(sampled) == 30
-    refresh(live.store, live.alias, bank=QueryBank(live.other))
+    refresh(live.store, live.alias, QueryBank(live.other))
     again = sampled_bank(live.store, live.alias)
     assert {row.tobytes() for row in again.vectors} == {row.tobytes() for row in sampled.vectors}

@@ -7,7 +7,7 @@ import pytest
 from pymilvus import AnnSearchRequest, RRFRanker, WeightedRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, HubnessClient, QueryBank, UnsupportedOperation, refresh
+from milvus_hubness import NNN, HubnessClient, QueryBank, Recipe, UnsupportedOperation, refresh
 from tests.support.aliases import aliased
 from tests.support.born import born
 from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
@@ -215,8 +215,7 @@ def test_after_a_refresh_the_new_biases_are_asked_for(lite):
     refresh(
         search_request.store,
         search_request.name,
-        bank=QueryBank(search_request.bank),
-        estimator=NNN(K),
+        Recipe(QueryBank(search_request.bank), estimator=NNN(K)),
     )
     search_request.client.hubness_state(search_request.name)
     for _ in range(2):

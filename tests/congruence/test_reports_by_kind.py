@@ -11,6 +11,7 @@ from milvus_hubness import (
     InvalidInput,
     Judgements,
     QueryBank,
+    Recipe,
     migrate,
     plan_enable,
     plan_migration,
@@ -23,6 +24,7 @@ from milvus_hubness.reports.explain import explain_query, explain_row, list_hubs
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection
 from tests.support.mixed_kinds import mixed_kinds
+from tests.support.recipes import as_recipe
 
 pytestmark = pytest.mark.beyond_contract
 
@@ -68,7 +70,7 @@ class Shop:
         self.store.write_property(self.name, TUNING_PROPERTY, Verdicts(records=tuple(records)))
 
     def plan(self, **options):
-        return plan_migration(self.store, self.name, self.bank, **options)
+        return plan_migration(self.store, self.name, **as_recipe(self.bank, **options))
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_tune_keeps_its_choice_of_kinds_and_plans_follow_it(lasting):
 
     plan = shop.plan(kind="modality")
     assert plan.to_dict()["estimator"] == record.choice
-    assert plan.strength == record.strength
+    assert plan.chosen.strength == record.strength
     assert not any("tune found" in remark for remark in plan.remarks)
 
     without = shop.plan(verdict="warn")
@@ -106,25 +108,25 @@ def test_a_method_that_was_chosen_without_kinds_is_not_lent_to_a_plan_with_them(
     shop = lasting
     shop.keep({"kind": "", "kind_tried": "modality"})
     plan = shop.plan(kind="modality", verdict="warn")
-    [blend] = plan.estimator.estimators
-    assert (type(plan.estimator).__name__, blend.strength, plan.strength) == (
+    [blend] = plan.chosen.estimator.estimators
+    assert (type(plan.chosen.estimator).__name__, blend.strength, plan.chosen.strength) == (
         "WithDemand",
         1.0,
         1.0,
     )
-    assert plan.verdict.kind == "modality", "the bank is judged anew"
+    assert plan.chosen.verdict.kind == "modality", "the bank is judged anew"
     [remark] = [remark for remark in plan.remarks if "tune found" in remark]
     assert "leave --kind out" in remark
     assert shop.plan().to_dict()["estimator"]["name"] == "NNN"
     # The caller's own method is nobody's to change.
-    assert shop.plan(kind="modality", estimator=NNN(4)).estimator == NNN(4)
+    assert shop.plan(kind="modality", estimator=NNN(4)).chosen.estimator == NNN(4)
 
 
 def test_a_verdict_against_a_bank_without_kinds_does_not_stop_a_plan_with_them(lasting):
     shop = lasting
     shop.keep({"verdict": "leave it alone", "choice": None, "strength": 0.0})
-    assert shop.plan(verdict="warn").verdict.verdict == "leave it alone"
-    assert shop.plan(kind="modality", verdict="warn").verdict.verdict == "apply"
+    assert shop.plan(verdict="warn").chosen.verdict.verdict == "leave it alone"
+    assert shop.plan(kind="modality", verdict="warn").chosen.verdict.verdict == "apply"
 
 
 def test_tune_against_kinds_replaces_its_choice_for_them(backend):
@@ -272,14 +274,14 @@ def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(backend, m
     assert status(shop.store, name).verdicts[0]["in_use"]
 
     other = QueryBank(shop.mixed.bank[:200])
-    judged = refresh(shop.store, name, bank=other, verdict="warn", client_ttl=0)
+    judged = refresh(shop.store, name, Recipe(other, verdict="warn"), client_ttl=0)
     assert judged.verdict.kind == "modality"
 
 
 def test_enable_says_that_a_choice_with_kinds_takes_a_copy(lasting):
     shop = lasting
     shop.keep({"kind": "modality", "kind_tried": "modality"})
-    plan = plan_enable(shop.store, shop.name, shop.bank, verdict="warn")
+    plan = plan_enable(shop.store, shop.name, Recipe(shop.bank, verdict="warn"))
     advice = "pass --kind modality to migrate"
     assert any(remark.endswith(advice) for remark in plan.remarks)
     assert plan.to_dict()["estimator"]["name"] != "NNN"

@@ -8,6 +8,7 @@ from milvus_hubness import (
     DynamicGate,
     GloballyCorrected,
     QueryBank,
+    Recipe,
     cutover,
     migrate,
     plan_migration,
@@ -32,7 +33,7 @@ class Gated:
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
         plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=NNN(8), gate=1
+            self.store, self.source, Recipe(QueryBank(self.bank), estimator=NNN(8), gate=1)
         )
         self.name = aliased(self.store, migrate(self.store, plan).target)
         self.client = backend.hubness_client()
@@ -94,16 +95,19 @@ def test_strength_zero_is_raw(gated):
 @pytest.mark.beyond_contract
 def test_a_refresh_learns_the_activation_anew(gated):
     half = gated.bank[:12]
-    refresh(gated.store, gated.name, bank=QueryBank(half), estimator=NNN(8))
+    refresh(gated.store, gated.name, Recipe(QueryBank(half), estimator=NNN(8)))
     assert_found(gated, gated.found(), gated.chosen(gated.activated(half), half))
-    refresh(gated.store, gated.name, bank=QueryBank(gated.bank), estimator=NNN(8))
+    refresh(gated.store, gated.name, Recipe(QueryBank(gated.bank), estimator=NNN(8)))
 
 
 def test_a_refresh_of_any_profile_activates_new_rows(lite):
     """Two new rows, each the raw best of a bank query, before and after a refresh that has nothing else to do."""
     gated = Gated(lite, "IP")
     refresh(
-        gated.store, gated.name, bank=QueryBank(gated.bank[:16]), estimator=NNN(4), profile="other"
+        gated.store,
+        gated.name,
+        Recipe(QueryBank(gated.bank[:16]), estimator=NNN(4)),
+        profile="other",
     )
     asked, new = gated.bank[:2], 3 * gated.bank[:2]
     rows = [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
@@ -129,7 +133,7 @@ def test_rows_that_come_before_the_cutover_are_activated(lite):
     source, store, rng = lite.name(), lite.store(), np.random.default_rng(2)
     items, bank = vectors(rng, 40, DIM), vectors(rng, 20, DIM)
     plain_collection(lite.client(), source, items, "IP")
-    plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(4), gate=1)
+    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4), gate=1))
     target = migrate(store, plan).target
     lite.client().insert(source, [{"id": 40, "vector": 3 * bank[0], "group": 0}])
     cutover(store, source, alias=f"{source}_live")
@@ -173,9 +177,7 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
     plan = plan_migration(
         gated.store,
         other,
-        QueryBank(gated.bank),
-        estimator=NNN(8),
-        gate=1,
+        Recipe(QueryBank(gated.bank), estimator=NNN(8), gate=1),
         bank_collection=f"{gated.source}__bank",
     )
     migrate(gated.store, plan)

@@ -13,6 +13,7 @@ from milvus_hubness import (
     AsyncHubnessClient,
     CorrectionConfig,
     HubnessClient,
+    Recipe,
     errors,
     to_run,
     write_run,
@@ -41,7 +42,9 @@ def filled(uri, metric, key_type):
     settings = {"schema": schema, "index_params": index, "consistency_level": "Strong"}
     bank = np.random.default_rng(4).normal(size=(40, DIM))
     client.create_collection("plain", **settings)
-    client.create_collection("products", **settings, hubness=CorrectionConfig(bank, NNN(k=4)))
+    client.create_collection(
+        "products", **settings, hubness=CorrectionConfig(Recipe(bank, estimator=NNN(k=4)))
+    )
     keys = [n if key_type == DataType.INT64 else f"p{n}" for n in range(60)]
     rows = np.random.default_rng(5).normal(size=(60, DIM)).tolist()
     data = [{"sku": key, "id": 7, "vector": row} for key, row in zip(keys, rows, strict=True)]

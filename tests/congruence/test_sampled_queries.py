@@ -15,6 +15,7 @@ from milvus_hubness import (
     HubnessClient,
     InvalidParameter,
     QueryBank,
+    Recipe,
     StateError,
     StoreError,
     refresh,
@@ -47,7 +48,7 @@ class Corrected:
             DIM,
             metric_type=metric,
             consistency_level="Strong",
-            hubness=CorrectionConfig(QueryBank(self.bank), NNN(8)),
+            hubness=CorrectionConfig(Recipe(QueryBank(self.bank), estimator=NNN(8))),
         )
         rows = [{"id": i, "vector": item, "group": i % 5} for i, item in enumerate(self.items)]
         client.insert(collection, rows)
@@ -244,7 +245,9 @@ def test_samples_never_outgrow_their_places(corrected):
 
 def test_searches_of_every_profile_are_sampled(corrected):
     store, name = corrected.store, corrected.name
-    refresh(store, name, bank=QueryBank(corrected.queries[:30]), estimator=NNN(4), profile="images")
+    refresh(
+        store, name, Recipe(QueryBank(corrected.queries[:30]), estimator=NNN(4)), profile="images"
+    )
     start_sampling(store, name, rate=1.0)
     client = corrected.backend.hubness_client()
     client.search(name, data=list(corrected.queries[40:45]), limit=1)
@@ -259,7 +262,7 @@ def test_samples_are_the_bank_of_a_refresh_and_stay(corrected):
     repeated = np.repeat(corrected.queries[:1], 20, axis=0)
     corrected.put(np.concatenate([corrected.queries[1:31], repeated]))
     sampled = sampled_bank(store, name)
-    done = refresh(store, name, bank=sampled, verdict="skip", force=True)
+    done = refresh(store, name, Recipe(sampled, verdict="skip"), force=True)
     assert done.action == "full"
     assert as_set(corrected.held().vectors) == as_set(corrected.queries[:31])
     assert len(corrected.waiting()) == 50
@@ -276,7 +279,7 @@ def test_samples_are_the_bank_of_a_refresh_and_stay(corrected):
         assert row["hubness_bias"] == pytest.approx(expected[row["id"]] - mean_bias, abs=1e-4)
 
     # Without a newer sample, the next refresh finds the bank that it has.
-    assert refresh(store, name, bank=sampled_bank(store, name)).action == "none"
+    assert refresh(store, name, sampled_bank(store, name)).action == "none"
 
 
 def test_a_killed_refresh_with_samples_goes_on_with_the_bank_it_began_with(corrected, monkeypatch):
@@ -287,7 +290,7 @@ def test_a_killed_refresh_with_samples_goes_on_with_the_bank_it_began_with(corre
     with monkeypatch.context() as broken:
         broken.setattr(type(store), "flush", killed)
         with pytest.raises(KeyboardInterrupt):
-            refresh(store, name, bank=begun, verdict="skip", force=True, client_ttl=0)
+            refresh(store, name, Recipe(begun, verdict="skip"), force=True, client_ttl=0)
 
     corrected.put(corrected.queries[30:60], first=100)
     assert samples_for_refresh(store, name) is None, "the samples that came since wait"

@@ -10,6 +10,7 @@ from milvus_hubness import (
     InvalidParameter,
     MigrationOptions,
     QueryBank,
+    Recipe,
     StoreError,
     check,
     diagnose,
@@ -110,7 +111,9 @@ def test_a_bank_of_samples_is_the_bank_of_a_file(lite, plain, rng, tmp_path):
     assert np.array_equal(QueryBank.load(file, "queries").vectors, bank.vectors)
 
     done = migrate(
-        store, plan_migration(store, plain, bank, verdict="skip"), MigrationOptions(no_writers=True)
+        store,
+        plan_migration(store, plain, Recipe(bank, verdict="skip")),
+        MigrationOptions(no_writers=True),
     )
     lite.made += [done.target, f"{done.target}__query_samples_vector", f"{plain}__bank"]
     assert store.info(done.target).state.profile.bank.count == 100
@@ -134,7 +137,7 @@ def test_a_field_that_is_corrected_in_place_stays_sampled(lite, plain, rng):
     client.close()
     bank = sampled_bank(store, plain)
     lite.made.append(f"{plain}__bank")
-    enable(store, plan_enable(store, plain, bank, verdict="skip"))
+    enable(store, plan_enable(store, plain, Recipe(bank, verdict="skip")))
     assert list_samplings(store, plain)[0].samples == 60
 
     client = lite.hubness_client()
@@ -196,14 +199,14 @@ def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_
     assert looked.tuning.bank_size == len(bank)
 
     for plan in (
-        plan_migration(store, plain, named, verdict="skip"),
-        plan_enable(store, plain, named, verdict="skip"),
+        plan_migration(store, plain, Recipe(named, verdict="skip")),
+        plan_enable(store, plain, Recipe(named, verdict="skip")),
     ):
-        assert as_set(plan.bank.vectors) == as_set(bank.vectors)
-    migrate(store, plan_migration(store, plain, bank, verdict="skip"), no_writers=True)
+        assert as_set(plan.chosen.bank.vectors) == as_set(bank.vectors)
+    migrate(store, plan_migration(store, plain, Recipe(bank, verdict="skip")), no_writers=True)
     other = f"collection:{stored_queries}"
     live = aliased(store, f"{plain}_hubness")
-    refresh(store, live, bank=other, verdict="skip")
+    refresh(store, live, Recipe(other, verdict="skip"))
     profile = store.info(live).state_of(None).profile
     assert profile.bank.queries_fingerprint == read_bank(store, other).fingerprint
 

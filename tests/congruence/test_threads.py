@@ -5,7 +5,16 @@ import threading
 import numpy as np
 import pytest
 
-from milvus_hubness import CSLS, NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    HubnessClient,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_migration,
+    refresh,
+)
 from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, plain_collection, similarity, vectors
 
@@ -22,7 +31,7 @@ class Shared:
         source = backend.name("threads")
         plain_collection(backend.client(), source, self.items, "IP")
         self.store = backend.store()
-        plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
+        plan = plan_migration(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
         self.name = aliased(self.store, migrate(self.store, plan).target)
         self.sets = [
             nnn(self.bank, self.items, "IP", 8, 0.75),
@@ -127,7 +136,7 @@ def test_eight_threads_search_and_write(shared, seconds):
     shared.stop.clear()
     threads = shared.start(*((shared.search, i) for i in range(THREADS)))
     for estimator in (CSLS(4), NNN(8), CSLS(4)):
-        refresh(shared.store, shared.name, estimator=estimator)
+        refresh(shared.store, shared.name, Recipe(estimator=estimator))
         shared.stop.wait(1.0)
     shared.finish(threads)
     assert min(shared.responses) > 0, "no search saw the other set of biases"

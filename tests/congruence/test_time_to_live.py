@@ -10,6 +10,7 @@ from pymilvus import DataType
 from milvus_hubness import (
     NNN,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -45,10 +46,10 @@ def corrected(backend, seconds, how="migrate"):
     """A corrected collection, with five rows that wait for a bias."""
     name, store = expiring(backend, seconds), backend.store()
     if how == "migrate":
-        target = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
+        target = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
         name = aliased(store, target)
     else:
-        enable(store, plan_enable(store, name, BANK, estimator=NNN(8)), client_ttl=0)
+        enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(8))), client_ttl=0)
     rows = [{"id": 1_000 + i, "vector": vector} for i, vector in enumerate(NEW)]
     backend.hubness_client().insert(name, rows, bias="pending")
     return name, store
@@ -64,10 +65,10 @@ def stored(backend, name):
 def test_a_full_refresh_writes_no_row_unless_it_is_allowed_to(lite):
     name, store = corrected(lite, LONG)
     before = stored(lite, name)
-    planned = refresh(store, name, bank=OTHER, force=True, plan=True)
+    planned = refresh(store, name, OTHER, force=True, plan=True)
     assert (planned.action, planned.written, planned.pending) == ("refused", 0, 5)
 
-    done = refresh(store, name, bank=OTHER, force=True, client_ttl=0)
+    done = refresh(store, name, OTHER, force=True, client_ttl=0)
     assert (done.action, done.written) == ("refused", 0)
     assert "the bank changed, but rows of" in done.reason
     assert "expire 86,400 s after their last write" in done.reason
@@ -77,7 +78,7 @@ def test_a_full_refresh_writes_no_row_unless_it_is_allowed_to(lite):
     assert store.info(name).state.profile.bank.fingerprint == BANK.fingerprint
 
     assert refresh(store, name, client_ttl=0).action == "none"
-    allowed = refresh(store, name, bank=OTHER, force=True, client_ttl=0, restart_ttl=True)
+    allowed = refresh(store, name, OTHER, force=True, client_ttl=0, restart_ttl=True)
     assert allowed.action == "full"
     assert allowed.written > ITEMS / 2
 
@@ -85,21 +86,21 @@ def test_a_full_refresh_writes_no_row_unless_it_is_allowed_to(lite):
 def test_a_new_profile_is_refused_too(lite):
     name, store = corrected(lite, LONG)
     before = lite.client().describe_collection(name)["properties"]
-    refused = refresh(store, name, bank=OTHER, profile="image", client_ttl=0)
+    refused = refresh(store, name, OTHER, profile="image", client_ttl=0)
     assert refused.action == "refused"
     assert "keep the biases beside the vectors (enable)" in refused.reason
     assert lite.client().describe_collection(name)["properties"] == before
 
 
 def test_a_side_collection_needs_no_leave(lite):
-    plan = plan_enable(lite.store(), expiring(lite, LONG), BANK, estimator=NNN(8))
+    plan = plan_enable(lite.store(), expiring(lite, LONG), Recipe(BANK, estimator=NNN(8)))
     assert any("rows expire after 86,400 s as before" in remark for remark in plan.remarks)
-    free = plan_enable(lite.store(), expiring(lite, 0), BANK, estimator=NNN(8))
+    free = plan_enable(lite.store(), expiring(lite, 0), Recipe(BANK, estimator=NNN(8)))
     assert not any("expire" in remark for remark in free.remarks)
 
     name, store = corrected(lite, LONG, "enable")
     before = stored(lite, name)
-    assert refresh(store, name, bank=OTHER, force=True, client_ttl=0).action == "full"
+    assert refresh(store, name, OTHER, force=True, client_ttl=0).action == "full"
     assert stored(lite, name) == before
 
 
@@ -129,13 +130,13 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
     side, _ = corrected(served, seconds, "enable")
     for name in (untouched, refused, allowed, side):
         client.flush(name)
-    assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"
-    assert refresh(store, side, bank=OTHER, force=True, client_ttl=0).action == "full"
+    assert refresh(store, refused, OTHER, force=True, client_ttl=0).action == "refused"
+    assert refresh(store, side, OTHER, force=True, client_ttl=0).action == "full"
 
     # A compaction may come long after the rows expired, so that one refresh may be too old by then too.
     expired, until, banks = (untouched, refused, side), time.monotonic() + 300, (OTHER, BANK)
     for bank in itertools.cycle(banks):
-        done = refresh(store, allowed, bank=bank, force=True, client_ttl=0, restart_ttl=True)
+        done = refresh(store, allowed, bank, force=True, client_ttl=0, restart_ttl=True)
         assert done.action == "full"
         if not any(stored(served, name) for name in expired):
             break

@@ -15,6 +15,7 @@ from milvus_hubness import (
     InvertedSoftmax,
     Judgements,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -105,7 +106,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert (kept.verdict, kept.strength) == (found.verdict, round(found.strength, 2))
     plan = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
     assert plan.to_dict()["estimator"] == kept.choice
-    assert plan.strength == kept.strength
+    assert plan.chosen.strength == kept.strength
     other = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
     assert other.to_dict()["estimator"]["name"] == "WithDemand"
     assert other.strength == 1.0
@@ -130,7 +131,9 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
     )
     assert not any(
         "verdict" in each
-        for each in plan_migration(store, name, other.vectors[:80], estimator=NNN(4)).remarks
+        for each in plan_migration(
+            store, name, Recipe(other.vectors[:80], estimator=NNN(4))
+        ).remarks
     )
     told = status(store, name).verdicts
     assert [each["bank_fingerprint"] for each in told] == [other.fingerprint, bank.fingerprint]
@@ -169,13 +172,20 @@ def test_advice_against_holds_until_forced(retrieval):
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
         plan = plan_migration(
-            retrieval.store, retrieval.name, bank, estimator=estimator, verdict="require"
+            retrieval.store, retrieval.name, Recipe(bank, estimator=estimator, verdict="require")
         )
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             migrate(retrieval.store, plan)
-    assert plan_migration(retrieval.store, retrieval.name, bank, verdict="warn").strength == 1.0
     assert (
-        plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength
+        plan_migration(
+            retrieval.store, retrieval.name, Recipe(bank, verdict="warn")
+        ).chosen.strength
+        == 1.0
+    )
+    assert (
+        plan_migration(
+            retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])
+        ).chosen.strength
         == 1.0
     )
 
@@ -190,7 +200,7 @@ def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
             store, retrieval.name, judgements=judgements, bank=bank, estimator=estimator
         ).strength
 
-    assert strength() == plan_migration(store, retrieval.name, bank).strength == 0.35
+    assert strength() == plan_migration(store, retrieval.name, bank).chosen.strength == 0.35
     # The verdict is about another method, or against all of them.
     assert strength(NNN(8)) == 1.0
     retrieval.tune(retrieval.name, verdict="leave it alone", choice=None, strength=0.0)
@@ -229,7 +239,10 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
     target = f"{retrieval.name}_hubness"
     if not store.exists(target):
         migrate(
-            store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), verdict="warn")
+            store,
+            plan_migration(
+                store, retrieval.name, Recipe(QueryBank(retrieval.bank), verdict="warn")
+            ),
         )
     found = diagnose(
         store, target, judgements=Judgements.of(retrieval.queries, retrieval.answers)
@@ -254,7 +267,8 @@ def test_reciprocity_is_by_the_metric_of_the_field(lite, metric):
     plain_collection(lite.client(), name, items, metric)
     bank = QueryBank(queries[100:], groups=np.arange(200))
     target = migrate(
-        store, plan_migration(store, name, bank, estimator=NNN(8, alpha=1.0), verdict="skip")
+        store,
+        plan_migration(store, name, Recipe(bank, estimator=NNN(8, alpha=1.0), verdict="skip")),
     ).target
     # Some repeat, and nobody has grouped them.
     shown = diagnose(store, target, QueryBank(np.vstack([searched, searched[:9]]))).reciprocity
@@ -328,9 +342,9 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
     assert finding.remedy
     unlabelled = tune(store, name, bank, replaces=True)
     assert unlabelled.reason.count("groups of near copies") == 1
-    assert "groups of near copies" in plan_migration(store, name, bank).verdict.reason
+    assert "groups of near copies" in plan_migration(store, name, bank).chosen.verdict.reason
     before = diagnose(store, name, judgements=judged, bank=bank)
-    target = migrate(store, plan_migration(store, name, bank, verdict="skip")).target
+    target = migrate(store, plan_migration(store, name, Recipe(bank, verdict="skip"))).target
     after = diagnose(store, target, judgements=judged)
     for diagnosis in (before, after):
         assert diagnosis.bank.logged == 438
@@ -351,12 +365,12 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert told.gate == 1
 
     assert (
-        plan_migration(store, name, bank).gate,
-        plan_migration(store, name, bank, gate=0).gate,
+        plan_migration(store, name, bank).chosen.gate,
+        plan_migration(store, name, Recipe(bank, gate=0)).chosen.gate,
     ) == (1, None)
-    assert plan_migration(store, name, bank, estimator=NNN(8)).gate is None
-    assert plan_enable(store, name, bank).gate == 1
-    assert plan_enable(store, name, bank, gate=0).gate is None
+    assert plan_migration(store, name, Recipe(bank, estimator=NNN(8))).chosen.gate is None
+    assert plan_enable(store, name, bank).chosen.gate == 1
+    assert plan_enable(store, name, Recipe(bank, gate=0)).chosen.gate is None
     shown = diagnose(store, name, judgements=judged, bank=bank).retrieval_after["R@1"]
     target = aliased(store, migrate(store, plan_migration(store, name, bank)).target)
 

@@ -12,6 +12,7 @@ from milvus_hubness import (
     NNN,
     EmptyBank,
     QueryBank,
+    Recipe,
     StateError,
     UnknownStateVersion,
     clean,
@@ -77,7 +78,7 @@ def enabled(database):
     database.made += [f"{name}__bias_a", f"{name}__bias_b"]
     enable(
         store,
-        plan_enable(store, name, bank_of(1), estimator=NNN(3), verdict="warn"),
+        plan_enable(store, name, Recipe(bank_of(1), estimator=NNN(3), verdict="warn")),
         client_ttl=0.0,
     )
     return name
@@ -100,8 +101,8 @@ def test_a_refresh_keeps_what_they_may_use_and_drops_it_once_they_can_be_read(
 ):
     name, store = enabled(database), database.store()
     former = store.info(name).state.profile.bank
-    assert refresh(store, name, bank=bank_of(2), force=True, client_ttl=0.0).action == "full"
-    assert refresh(store, name, bank=bank_of(3), force=True, client_ttl=0.0).action == "full"
+    assert refresh(store, name, bank_of(2), force=True, client_ttl=0.0).action == "full"
+    assert refresh(store, name, bank_of(3), force=True, client_ttl=0.0).action == "full"
     assert_names_each_once(caplog, neighbours)
     assert len(store.load_bank(former).queries) == 20
     for neighbour in neighbours:
@@ -132,7 +133,7 @@ def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog
     )
     migration = migrate(
         store,
-        plan_migration(store, source, bank_of(1), estimator=NNN(3), verdict="warn"),
+        plan_migration(store, source, Recipe(bank_of(1), estimator=NNN(3), verdict="warn")),
         no_writers=True,
     )
     assert clean(store, source, drop=migration.target).target == migration.target
@@ -180,9 +181,9 @@ def test_an_unreadable_migration_stops_only_its_own_collections(database, kind, 
     body = body.replace("shop_copy", copy).replace('"shop"', f'"{copy}_source"')
     store.put_records(LEDGER, [Record(copy, MIGRATIONS, body)])
     try:
-        assert refresh(store, name, bank=bank_of(2), force=True, client_ttl=0.0).action == "full"
+        assert refresh(store, name, bank_of(2), force=True, client_ttl=0.0).action == "full"
         other = database.fill(vectors(np.random.default_rng(6), ITEMS, DIM), "IP")
-        plan = plan_migration(store, other, bank_of(1), estimator=NNN(3), verdict="warn")
+        plan = plan_migration(store, other, Recipe(bank_of(1), estimator=NNN(3), verdict="warn"))
         migration = migrate(store, plan, no_writers=True)
         found = {entry.target for entry in Ledger(store).migrations()}
         assert migration.target in found

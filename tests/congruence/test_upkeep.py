@@ -7,6 +7,7 @@ from milvus_hubness import (
     NNN,
     LeaseHeld,
     LeaseLost,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -42,7 +43,9 @@ class Kept:
         self.backend, self.store = backend, backend.store()
         source = backend.name("kept")
         plain_collection(backend.client(), source, self.items, "IP")
-        plan = plan_migration(self.store, source, single_queries(self.others), estimator=NNN(K))
+        plan = plan_migration(
+            self.store, source, Recipe(single_queries(self.others), estimator=NNN(K))
+        )
         self.collection = migrate(self.store, plan).target
         self.name = aliased(self.store, self.collection)
 
@@ -67,7 +70,7 @@ def kept(backend):
 
 @pytest.mark.beyond_contract
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
-    done = refresh(kept.store, kept.name, bank=single_queries(kept.queries))
+    done = refresh(kept.store, kept.name, single_queries(kept.queries))
     assert (done.action, done.written, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
     kept.collection = done.collection
     assert done.excess_answers["new"] < min(done.excess_answers["old"], done.excess_answers["raw"])
@@ -75,7 +78,7 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     kept.assert_biases(kept.queries)
 
     state, (biases, stored) = kept.state, kept.biases()
-    refused = refresh(kept.store, kept.name, estimator=NNN(K, 20.0))
+    refused = refresh(kept.store, kept.name, Recipe(estimator=NNN(K, 20.0)))
     assert (refused.action, refused.written) == ("refused", 0)
     assert "the parameters changed from " in refused.reason
     assert ", but excess answers taken by hubs rise from" in refused.reason
@@ -84,10 +87,12 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     np.testing.assert_array_equal(kept.biases()[1], stored)
 
     judged = Judgements.of(kept.items * 3, list(range(ITEMS)))
-    told = refresh(kept.store, kept.name, estimator=NNN(K, 20.0), judgements=judged)
+    told = refresh(kept.store, kept.name, Recipe(estimator=NNN(K, 20.0)), judgements=judged)
     assert told.action == "refused"
     assert "R@1 falls from" in told.reason
-    assert refresh(kept.store, kept.name, estimator=NNN(K, 20.0), force=True).action == "full"
+    assert (
+        refresh(kept.store, kept.name, Recipe(estimator=NNN(K, 20.0)), force=True).action == "full"
+    )
     assert kept.state.profile.estimator["alpha"] == 20.0
     assert np.abs(kept.biases()[0] - biases).max() > 1
 
@@ -100,7 +105,7 @@ def test_nothing_is_done_while_another_is_at_work(kept):
     state = kept.state
     with Lease(kept.backend.store(), kept.collection):
         with pytest.raises(LeaseHeld, match=kept.collection):
-            refresh(kept.store, kept.name, bank=single_queries(kept.queries))
+            refresh(kept.store, kept.name, single_queries(kept.queries))
         assert kept.state == state
         assert status(kept.store, kept.name).pending == 1
     assert refresh(kept.store, kept.name, force=True).written == ITEMS + 1
@@ -130,7 +135,7 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept):
     copy = f"{kept.collection}_r2"
     biases = kept.biases()[0]
     with pytest.raises(LeaseLost, match="another job has taken over"):
-        refresh(TakenOver(kept.backend.client()), kept.name, bank=single_queries(kept.queries))
+        refresh(TakenOver(kept.backend.client()), kept.name, single_queries(kept.queries))
     assert written == [100]
     np.testing.assert_array_equal(kept.biases()[0], biases)
     with pytest.raises(LeaseHeld):

@@ -14,6 +14,7 @@ from milvus_hubness import (
     NNN,
     MilvusStore,
     QueryBank,
+    Recipe,
     RefreshOptions,
     enable,
     plan_enable,
@@ -56,7 +57,7 @@ class Refreshed:
         self.backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         plain_collection(self.plain, self.name, self.items, self.metric)
         bank = QueryBank(self.old)
-        plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), verdict="warn")
+        plan = plan_enable(self.store, self.name, Recipe(bank, estimator=NNN(K), verdict="warn"))
         enable(self.store, plan)
 
     def rows(self, keys, items=None):
@@ -209,13 +210,13 @@ def test_a_partial_update_that_arrives_late_comes_to_the_copy_of_a_refresh(
     store, client = caching.store(), caching.hubness_client()
     collection = born(caching, items, old, "IP", estimator=NNN(K))
     name = aliased(store, collection)
-    options = RefreshOptions(bank=QueryBank(new), force=True, client_ttl=1.0)
+    options = RefreshOptions(recipe=QueryBank(new), force=True, client_ttl=1.0)
     refreshing = ThreadPoolExecutor(1)
     begun = []
 
     def begin():
         if not begun:
-            begun.append(refreshing.submit(refresh, caching.store(), name, options))
+            begun.append(refreshing.submit(refresh, caching.store(), name, options=options))
             # The copy is made, and clients are told of it, which this one does not hear any more.
             while store.info(collection, counted=False).dual_write is None:
                 begun[0].exception(0) if begun[0].done() else time.sleep(0.01)
@@ -242,7 +243,7 @@ def test_a_partial_update_that_arrives_late_leaves_the_bias_of_a_refresh_beside(
 
     def refresh_between():
         if not done:
-            done.append(refresh(here.store, here.name, bank=QueryBank(here.new), force=True))
+            done.append(refresh(here.store, here.name, QueryBank(here.new), force=True))
 
     monkeypatch.setattr(caching_server, "before_late_write", refresh_between)
     client.upsert(here.name, [{"id": 4, **change}], partial_update=True)
@@ -298,7 +299,7 @@ def beside_writers(backend, refreshes):
     for thread in threads:
         thread.start()
     for bank in itertools.islice(itertools.cycle([here.new, here.old]), refreshes):
-        refresh(here.store, here.name, bank=QueryBank(bank), force=True, client_ttl=0.4)
+        refresh(here.store, here.name, QueryBank(bank), force=True, client_ttl=0.4)
     stop.set()
     for thread in threads:
         thread.join(60)
@@ -318,7 +319,7 @@ def beside_writers(backend, refreshes):
     ours = [row for row in found if row["id"] % 3 != 2]
     expected = here.refreshed_biases(ours, bank)
     np.testing.assert_allclose([biases[row["id"]] for row in ours], expected, atol=3e-4)
-    refresh(here.store, here.name, bank=QueryBank(bank), force=True)
+    refresh(here.store, here.name, QueryBank(bank), force=True)
     biases = here.biases()
     np.testing.assert_allclose(
         [biases[row["id"]] for row in found], here.refreshed_biases(found, bank), atol=3e-4

@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, Recipe
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
@@ -441,7 +441,7 @@ def test_the_client_image_searches_without_torch(build, served_uri):
     rng = np.random.default_rng(0)
     items, bank = (rng.standard_normal((count, 8)).astype(np.float32) for count in (64, 32))
     with closing(HubnessClient(served_uri)) as client:
-        correction = CorrectionConfig(QueryBank(bank), NNN(8))
+        correction = CorrectionConfig(Recipe(QueryBank(bank), estimator=NNN(8)))
         client.create_collection("in_docker", dimension=8, metric_type="IP", hubness=correction)
         client.insert(
             "in_docker", [{"id": row, "vector": vector} for row, vector in enumerate(items)]

@@ -13,6 +13,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     check,
     connect,
     errors,
@@ -56,7 +57,7 @@ def reader(tmp_path, monkeypatch, database, request):
     client.create_collection("products", DIM, metric_type="COSINE")
     client.insert("products", rows)
     if pages.name_of(request.param) not in MAKES_LIVE:
-        config = CorrectionConfig(QueryBank(vectors(0, 200)), NNN(k=8))
+        config = CorrectionConfig(Recipe(QueryBank(vectors(0, 200)), estimator=NNN(k=8)))
         client.create_collection("gallery", DIM, metric_type="COSINE", hubness=config)
         client.insert("gallery", rows)
         client.create_alias("gallery", "live")

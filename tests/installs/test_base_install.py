@@ -16,6 +16,7 @@ from milvus_hubness import (
     NNN,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     enable,
     migrate,
@@ -88,16 +89,18 @@ def serve(tmp_path):
         for collection in ("source", "gated_source", "enabled"):
             _collection(store.client, collection, items)
         plan = plan_migration(
-            store, "source", bank, estimator=NNN(8), field="vector", target="migrated"
+            store, "source", Recipe(bank, estimator=NNN(8)), field="vector", target="migrated"
         )
         migrate(store, plan)
         migrate(
             store,
-            plan_migration(store, "gated_source", bank, field="vector", target="gated", gate=1),
+            plan_migration(
+                store, "gated_source", Recipe(bank, gate=1), field="vector", target="gated"
+            ),
         )
         enable(
             store,
-            plan_enable(store, "enabled", bank, estimator=NNN(8), field="vector"),
+            plan_enable(store, "enabled", Recipe(bank, estimator=NNN(8)), field="vector"),
         )
         return uri
 

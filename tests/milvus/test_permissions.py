@@ -13,6 +13,7 @@ from milvus_hubness import (
     MilvusStore,
     NotCaughtUp,
     QueryBank,
+    Recipe,
     StoreError,
     check,
     clean,
@@ -90,7 +91,7 @@ class Shop:
 
     def planned(self, user, **switch):
         bank = QueryBank(self.bank)
-        return plan_migration(user.store(), "products", bank, estimator=NNN(8), **switch)
+        return plan_migration(user.store(), "products", Recipe(bank, estimator=NNN(8)), **switch)
 
     def migrated(self, user=None, **switch):
         user = user or self.owner
@@ -103,7 +104,7 @@ class Shop:
 
     def planned_enable(self, user):
         bank = QueryBank(self.bank)
-        return plan_enable(user.store(), "products", bank, estimator=NNN(8))
+        return plan_enable(user.store(), "products", Recipe(bank, estimator=NNN(8)))
 
     def row(self, key):
         return {"id": key, "vector": self.items[0].tolist(), "group": 7}
@@ -133,7 +134,7 @@ def reads_beside_a_side_collection(shop):
     user = yield
     read(user.client(), "products", shop)
     # The next refresh moves the searches to the other side collection.
-    refresh(shop.owner.store(), "products", estimator=NNN(4), force=True, client_ttl=0)
+    refresh(shop.owner.store(), "products", Recipe(estimator=NNN(4)), force=True, client_ttl=0)
     read(user.client(), "products", shop)
 
 
@@ -173,7 +174,7 @@ def writes_while_a_refresh_runs(shop):
 
     shop.migrated(alias="shop")
     with pytest.raises(StoreError, match="the connection broke"):
-        refresh(Stopping(shop.owner.store().client), "shop", bank=QueryBank(shop.bank[:30]))
+        refresh(Stopping(shop.owner.store().client), "shop", QueryBank(shop.bank[:30]))
     user = yield
     write(user.client(), "shop", shop)
     user.client().insert("shop", [shop.row(2_000)])
@@ -228,7 +229,7 @@ def refreshes(shop):
         shop.plain.grant_privilege(READER, "Collection", "Search", name)
     user = yield
     for size in (30, 35):
-        refresh(user.store(), "shop", bank=QueryBank(shop.bank[:size]))
+        refresh(user.store(), "shop", QueryBank(shop.bank[:size]))
     assert not shop.plain.has_collection("products_hubness")
     granted = {
         each["object_name"]
@@ -461,17 +462,17 @@ def test_a_copy_without_a_right_that_it_takes_is_refused_before_anything_is_writ
 def test_a_refresh_that_may_not_grant_or_drop_says_so_and_goes_on(shop, users, caplog):
     shop.migrated(alias="shop")
     store = users["migrate, bank sample"].store()
-    planned = refresh(store, "shop", bank=QueryBank(shop.bank[:30]), plan=True)
+    planned = refresh(store, "shop", QueryBank(shop.bank[:30]), plan=True)
     [remark] = planned.copy.remarks
     assert remark.startswith("this user may not read grants, and those on 'products_hubness'")
     assert "once for all, keep the collection in a database of its own" in remark
     for size in (30, 35):
-        done = refresh(store, "shop", bank=QueryBank(shop.bank[:size]))
+        done = refresh(store, "shop", QueryBank(shop.bank[:size]))
         assert (done.action, done.dropped) == ("full", ())
     assert "the former copy 'products_hubness' stays for now: " in caplog.text
     assert shop.plain.has_collection("products_hubness")
     # Whoever may drop makes up for it.
-    last = refresh(users["refresh, serve"].store(), "shop", bank=QueryBank(shop.bank[:32]))
+    last = refresh(users["refresh, serve"].store(), "shop", QueryBank(shop.bank[:32]))
     assert last.dropped == ("products_hubness", "products_hubness_r2")
 
 

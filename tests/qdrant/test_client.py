@@ -12,6 +12,7 @@ from milvus_hubness import (
     InvalidInput,
     NonFiniteVectors,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     ZeroVectors,
     migrate,
@@ -220,7 +221,7 @@ def two_vectors(backend):
         ],
     )
     store, bank = backend.store(), vectors(rng, 40, 8)
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(8), field="dense")
+    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)), field="dense")
     return name, migrate(store, plan).target, items, bank
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, models
 
-from milvus_hubness import NNN, QueryBank, enable, plan_enable
+from milvus_hubness import NNN, QueryBank, Recipe, enable, plan_enable
 from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
@@ -59,7 +59,9 @@ class World:
                     write(next(calls))
 
         store = self.backend.store(Announcing)
-        plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field)
+        plan = plan_enable(
+            store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(4)), field=field
+        )
         enable(store, plan, client_ttl=0.0)
 
     def assert_right(self, field):

@@ -10,6 +10,7 @@ from milvus_hubness import (
     CannotMigrate,
     NotCorrected,
     QueryBank,
+    Recipe,
     UnsupportedOperation,
     disable,
     enable,
@@ -36,7 +37,7 @@ class Enabled:
         self.plain = {
             r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]
         }
-        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8))
+        plan = plan_enable(self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
         assert plan.sides == ()
         self.done = enable(self.store, plan)
         self.keys = [key(i) for i in range(ITEMS)]
@@ -152,8 +153,7 @@ def test_a_refresh_touches_biases_only(enabled):
     refresh(
         enabled.backend.store(Counting),
         enabled.name,
-        bank=QueryBank(enabled.other),
-        estimator=NNN(3),
+        Recipe(QueryBank(enabled.other), estimator=NNN(3)),
     )
     writes = {method for method, where in search_request if where == enabled.name} & {
         "upsert", "update_vectors", "set_payload", "batch_update_points", "delete", "overwrite_payload",
@@ -176,7 +176,7 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
                 )
             return super().put_bias_keys(collection, batch, keys)
 
-    refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))
+    refresh(enabled.backend.store(Late), enabled.name, QueryBank(enabled.other))
     assert key(3) in done[0]
     enabled.items[3] = fresh
     found = enabled.client.query_points(enabled.name, enabled.query.tolist(), limit=ITEMS).points
@@ -215,4 +215,4 @@ def test_the_root_of_euclid_is_no_score_to_subtract_from(backend):
     name = backend.fill(vectors(np.random.default_rng(0), 60, 8), "Euclid")
     bank = QueryBank(vectors(np.random.default_rng(1), 40, 8))
     with pytest.raises(CannotMigrate, match="Cosine and Dot only, not of L2: migrate"):
-        plan_enable(backend.store(), name, bank, estimator=NNN(8))
+        plan_enable(backend.store(), name, Recipe(bank, estimator=NNN(8)))

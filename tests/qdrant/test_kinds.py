@@ -16,6 +16,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -26,6 +27,7 @@ from qdrant_hubness.store import schema
 from tests.qdrant.worlds import METRICS, key
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, LIMIT, K, ALPHA = 10, 180, 15, 8, 0.75
 KINDS = ("image", "text")
@@ -57,10 +59,7 @@ class Mixture:
         plan = plan_migration(
             self.store,
             self.source,
-            QueryBank(self.bank),
-            estimator=NNN(K, ALPHA),
-            kind="kind",
-            verdict="skip",
+            Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA), kind="kind", verdict="skip"),
         )
         self.name = migrate(self.store, plan, no_writers=True).target
         self.oracle = self.filled_oracle()
@@ -326,7 +325,7 @@ def test_vectors_by_name_have_kinds_of_their_own(backend):
     backend.client.upsert(name, points, wait=True)
     store, bank = backend.store(), QueryBank(vectors(rng, 50, DIM))
     plan = plan_migration(
-        store, name, bank, estimator=NNN(K), field="photo", kind="language", verdict="skip"
+        store, name, Recipe(bank, estimator=NNN(K), kind="language", verdict="skip"), field="photo"
     )
     assert plan.to_dict()["kinds"]["names"] == ["0", "1", "2"]
     target = migrate(store, plan, no_writers=True).target
@@ -363,11 +362,15 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend, monkeypatch):
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    message = refused(CannotMigrate, lambda: plan_migration(store, far, bank, **options))
+    message = refused(
+        CannotMigrate, lambda: plan_migration(store, far, **as_recipe(bank, **options))
+    )
     assert message.startswith("the vector is compared by L2")
 
     monkeypatch.setattr(schema, "quantization", lambda source, field: INT8)
-    message = refused(CannotMigrate, lambda: plan_migration(store, plain, bank, **options))
+    message = refused(
+        CannotMigrate, lambda: plan_migration(store, plain, **as_recipe(bank, **options))
+    )
     assert message.startswith("the quantizer of the vector rounds all columns alike")
     assert message.endswith("leave the kinds out, or turn the quantization off")
     assert {each.name for each in backend.client.get_collections().collections} == before
@@ -382,7 +385,7 @@ def test_a_quantizer_that_comes_later_leaves_the_columns_as_they_are(backend, mo
     options = {"bank": bank, "verdict": "skip", "client_ttl": 0}
     for force in (False, True):
         with pytest.raises(CannotMigrate, match="would clip what queries send for kinds"):
-            refresh(mixture.store, mixture.name, force=force, **options)
+            refresh(mixture.store, mixture.name, force=force, **as_recipe(**options))
     mixture.assert_scores()
 
 

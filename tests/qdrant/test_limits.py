@@ -13,6 +13,7 @@ from milvus_hubness import (
     MigrationOptions,
     PartialWrite,
     QueryBank,
+    Recipe,
     StoreError,
     disable,
     enable,
@@ -30,6 +31,7 @@ from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
+from tests.support.recipes import as_recipe
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8
@@ -67,7 +69,9 @@ class World(Backend):
         return name
 
     def migrated(self, name, **options):
-        plan = plan_migration(self.store(), name, self.bank, estimator=NNN(4), **options)
+        plan = plan_migration(
+            self.store(), name, **as_recipe(self.bank, estimator=NNN(4), **options)
+        )
         return migrate(self.store(), plan, ALONE).target
 
     @property
@@ -149,7 +153,7 @@ def test_vectors_beside_the_corrected_one_count(beside):
     refresh(
         world.store(),
         aliased(world.store(), target),
-        bank=QueryBank(world.bank.vectors[:30]),
+        QueryBank(world.bank.vectors[:30]),
         field="v",
         force=True,
         client_ttl=0.0,
@@ -160,7 +164,9 @@ def test_a_point_that_no_request_can_hold_is_named():
     world = World()
     name = world.collection(20, payload=lambda i: {"text": "x" * (5_000 if i == 7 else 1)})
     world.server.request_bytes = 4_000
-    plan = plan_migration(world.store(), name, QueryBank(world.bank.vectors[:9]), estimator=NNN(4))
+    plan = plan_migration(
+        world.store(), name, Recipe(QueryBank(world.bank.vectors[:9]), estimator=NNN(4))
+    )
     with pytest.raises(
         StoreError,
         match=r"larger than allowed .* for point 7 alone.*: raise service.max_request_size_mb",
@@ -253,7 +259,7 @@ def test_a_migration_and_all_that_follows_keep_to_strict_mode():
     target = aliased(store, world.migrated(name))
     assert (status(store, target).pending, status(store, target).rows) == (0, 120)
     other = QueryBank(vectors(np.random.default_rng(6), 60, DIM))
-    assert refresh(store, target, bank=other, client_ttl=0.0, force=True).action == "full"
+    assert refresh(store, target, other, client_ttl=0.0, force=True).action == "full"
     client.upsert(target, [models.PointStruct(id=900, vector=[1.0] * DIM)])
     assert client.query_points(target, [1.0] * DIM, limit=3).points[0].id == 900
     assert refresh(store, target, client_ttl=0.0).action == "none"
@@ -264,13 +270,13 @@ def test_searches_of_an_enabled_collection_keep_to_strict_mode(cls):
     world = World(strict_mode=models.StrictModeConfig(enabled=True, **STRICT))
     name = world.collection(strict=STRICT)
     store = world.store()
-    plan = plan_enable(store, name, world.bank, estimator=NNN(4))
+    plan = plan_enable(store, name, Recipe(world.bank, estimator=NNN(4)))
     enable(store, plan, client_ttl=0.0)
     client = world.hubness_client(cls)
     assert len(called(client, "query_points", name, [1.0] * DIM, limit=5).points) == 5
     called(client, "upsert", name, [models.PointStruct(id=900, vector=[1.0] * DIM)])
     other = QueryBank(vectors(np.random.default_rng(6), 60, DIM))
-    refresh(store, name, bank=other, client_ttl=0.0, force=True)
+    refresh(store, name, other, client_ttl=0.0, force=True)
     assert called(client, "query_points", name, [1.0] * DIM, limit=5).points[0].id == 900
     assert not called(client, "get_collection", name).payload_schema
     disable(store, name)
@@ -283,7 +289,7 @@ def test_a_collection_with_keys_of_ours_is_refused_though_nobody_may_filter():
     name = world.collection(strict=STRICT)
     world.client.set_payload(name, {"hubness_bias": 0.5}, [3])
     with pytest.raises(CannotMigrate, match=r"hubness_bias \(1 row\)"):
-        plan_migration(world.store(), name, world.bank, estimator=NNN(4))
+        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
 
 
 REFUSED = {
@@ -302,7 +308,7 @@ def test_what_cannot_be_obeyed_is_refused_by_the_plan(limit):
     with pytest.raises(
         CannotMigrate, match=rf"'{name}' cannot be migrated: .*{named}.*: raise"
     ) as raised:
-        plan_migration(world.store(), name, world.bank, estimator=NNN(4))
+        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
     assert "\n" not in str(raised.value)
     assert len(world.server.collections) == before
 
@@ -311,7 +317,7 @@ def test_enable_refuses_more_candidates_than_a_query_may_ask_for():
     world = World()
     name = world.collection(400, strict={"max_query_limit": 20})
     with pytest.raises(CannotMigrate, match=r"may ask for 20 rows \(max_query_limit\).*: raise"):
-        plan_enable(world.store(), name, world.bank, estimator=NNN(4, 5.0))
+        plan_enable(world.store(), name, Recipe(world.bank, estimator=NNN(4, 5.0)))
 
 
 def test_no_graph_and_no_exact_search_is_refused():
@@ -319,7 +325,7 @@ def test_no_graph_and_no_exact_search_is_refused():
     flat = {"hnsw_config": models.HnswConfigDiff(m=0)}
     name = world.collection(strict={"search_allow_exact": False}, config=flat)
     with pytest.raises(CannotMigrate, match="search_allow_exact"):
-        plan_migration(world.store(), name, world.bank, estimator=NNN(4))
+        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
 
 
 # -- rates --------------------------------------------------------------------------------------------
@@ -351,9 +357,7 @@ def test_jobs_wait_for_the_rates_of_strict_mode(monkeypatch):
     world.client.update_collection(name, strict_mode_config=rates)
     target = world.migrated(name)
     alias = aliased(world.store(), target)
-    refresh(
-        world.store(), alias, bank=QueryBank(world.bank.vectors[:30]), client_ttl=0.0, force=True
-    )
+    refresh(world.store(), alias, QueryBank(world.bank.vectors[:30]), client_ttl=0.0, force=True)
     assert {awaited for awaited, _ in clock.waited} >= {
         f"the rate that strict mode allows on {collection!r}"
         for collection in (name, target, f"{target}_r2")
@@ -365,7 +369,7 @@ def test_the_plan_says_that_rates_take_time():
     name = world.collection()
     rates = models.StrictModeConfig(enabled=True, write_rate_limit=30)
     world.client.update_collection(name, strict_mode_config=rates)
-    plan = plan_migration(world.store(), name, world.bank, estimator=NNN(4))
+    plan = plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
     assert [r for r in plan.remarks if "30 points a minute" in r and "4 minutes" in r]
 
 

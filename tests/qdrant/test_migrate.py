@@ -20,6 +20,7 @@ from milvus_hubness import (
     MigrationOptions,
     NoMigration,
     QueryBank,
+    Recipe,
     VerificationFailed,
     clean,
     migrate,
@@ -36,6 +37,7 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from tests.qdrant.worlds import METRICS, key
 from tests.support.aliases import aliased
 from tests.support.galleries import nnn, single_queries, vectors
+from tests.support.recipes import as_recipe
 
 DIM = 32
 
@@ -107,7 +109,9 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     )
     before, bank = everything(client, name), vectors(rng, 200, DIM)
     store, stages = everywhere.store(), []
-    plan = plan_migration(store, name, single_queries(bank), estimator=NNN(16, 0.75), field="image")
+    plan = plan_migration(
+        store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)), field="image"
+    )
     assert plan.to_dict()["rows"] == count
     assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
     json.dumps(plan.to_dict())
@@ -150,7 +154,9 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
 def test_another_index_for_the_copy_is_refused(backend):
     name, bank = small(backend)
     with pytest.raises(InvalidParameter, match="omit the index options"):
-        plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 32})
+        plan_migration(
+            backend.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"M": 32}
+        )
 
 
 def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_listed(backend):
@@ -167,7 +173,9 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     ]
     client.upsert(name, points)
     store = backend.store()
-    result = migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4)))
+    result = migrate(
+        store, plan_migration(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
+    )
     assert (result.invalid, result.invalid_keys) == (2, (7, 20))
     rows = backend.hubness().retrieve(result.target, [7, 20, 21], with_vectors=True)
     assert rows[0].vector == {"image": [0.0] * 8}
@@ -175,7 +183,9 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     assert [row.payload for row in rows] == [{"n": 7}, {"n": 20}, {"n": 21}]
     assert status(store, result.target).pending == 0
     assert (
-        migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4))).rows
+        migrate(
+            store, plan_migration(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
+        ).rows
         == 50
     )
 
@@ -185,7 +195,9 @@ def test_halves_are_stored_as_halves(backend):
     bank = vectors(np.random.default_rng(4), 40, 8)
     name = backend.fill(items, "Dot", keys=lambda i: i, datatype=models.Datatype.FLOAT16)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
+    target = migrate(
+        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
+    ).target
     stored = np.float32(
         [r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]]
     )
@@ -204,7 +216,9 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
     items, bank, new = vectors(rng, 80, DIM), vectors(rng, 200, DIM), vectors(rng, 3, DIM)
     name = backend.fill(items, "Dot", keys=lambda i: i)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
+    target = migrate(
+        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
+    ).target
     state = store.info(target).state
     assert state.layout.locality_hint_count == 13
     correction = load_correction(store, state, state.profile)
@@ -234,7 +248,7 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     store, client = backend.store(), backend.hubness()
     store.point_alias("live", name)
     backend.made.append("live")
-    plan = plan_migration(store, name, bank, estimator=NNN(4), alias="live")
+    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias="live")
     assert migrate(store, plan).alias == "live"
     assert store.alias_target("live") == plan.target
     new = vectors(np.random.default_rng(9), 3, 8)
@@ -251,7 +265,7 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     )
     wanted = everything(client, "live")
     with pytest.raises(AlreadyCorrected, match="switched"):
-        plan_migration(store, name, bank, estimator=NNN(4))
+        plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
     revert = rollback(store, "live", options=MigrationOptions(client_ttl=0.0))
     assert (revert.alias, revert.source) == ("live", name)
     assert store.alias_target("live") == name
@@ -271,7 +285,7 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
 def test_a_copy_that_was_tampered_with_is_found_out(backend):
     name, bank = small(backend)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    target = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).target
     backend.client.set_payload(target, {"n": -1}, [key(7)])
     with pytest.raises(VerificationFailed, match="differs in n"):
         verify(store, name)
@@ -283,7 +297,7 @@ def test_searches_that_move_vectors_are_no_difference(backend):
     rng = np.random.default_rng(0)
     name = backend.fill(vectors(rng, 400, 8), "Cosine")
     store, asked = backend.store(), vectors(rng, 100, 8)
-    migrate(store, plan_migration(store, name, QueryBank(asked[:40]), estimator=NNN(4)))
+    migrate(store, plan_migration(store, name, Recipe(QueryBank(asked[:40]), estimator=NNN(4))))
     for query in asked:
         backend.client.query_points(name, query.tolist(), limit=1)
     assert verify(store, name)
@@ -301,7 +315,7 @@ def test_migrations_that_cannot_be(backend):
     ):
         arguments = {"bank": bank, "estimator": NNN(4), **change}
         with pytest.raises(error):
-            plan_migration(store, name, arguments.pop("bank"), **arguments)
+            plan_migration(store, name, **as_recipe(arguments.pop("bank"), **arguments))
     with pytest.raises(CollectionNotFound):
         plan_migration(store, "nowhere", bank)
     with pytest.raises(NoMigration):
@@ -317,7 +331,7 @@ def test_migrations_that_cannot_be(backend):
         client.create_collection(other, vectors_config=config)
         with pytest.raises(error, match=why):
             plan_migration(store, other, bank)
-    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    target = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).target
     with pytest.raises(AlreadyCorrected):
         plan_migration(store, target, bank)
     with pytest.raises(CannotMigrate, match="query bank"):

@@ -10,6 +10,7 @@ from milvus_hubness import (
     NNN,
     MigrationOptions,
     QueryBank,
+    Recipe,
     StoreError,
     enable,
     migrate,
@@ -79,7 +80,7 @@ def test_a_refresh_beside_deletions_leaves_no_wrong_bias(backend):
     corrected.store.point_alias("live", corrected.name)
     corrected.name = "live"
     store = backend.store(deleting(backend.client, [key(i) for i in gone]))
-    done = refresh(store, "live", bank=QueryBank(corrected.other), force=True)
+    done = refresh(store, "live", QueryBank(corrected.other), force=True)
     assert (done.action, done.written) == ("full", corrected.ITEMS - len(gone))
     found, wanted = corrected.scores(), corrected.wanted(bank=corrected.other)
     left = [i for i in range(corrected.ITEMS) if i not in gone]
@@ -97,7 +98,7 @@ class Enabled:
         self.name = backend.fill(self.items, "Dot", keys=lambda i: i)
         enable(
             self.store,
-            plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8)),
+            plan_enable(self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8))),
             client_ttl=0.0,
         )
 
@@ -119,7 +120,7 @@ class Enabled:
 def test_biases_in_payloads_are_right_beside_deletions(backend):
     enabled = Enabled(backend)
     store = backend.store(deleting(backend.client, [40]))
-    done = refresh(store, enabled.name, bank=QueryBank(enabled.other), force=True)
+    done = refresh(store, enabled.name, QueryBank(enabled.other), force=True)
     assert done.written == ITEMS - 1
     enabled.assert_right(enabled.other, but=[40])
 
@@ -172,7 +173,7 @@ def test_a_copy_gets_what_the_source_got_of_a_request_in_part(alone, call):
     rng = np.random.default_rng(3)
     name = alone.fill(vectors(rng, 120, DIM), "Dot", keys=lambda i: i)
     store = alone.store()
-    plan = plan_migration(store, name, QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4))
+    plan = plan_migration(store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)))
     migrate(store, plan, MigrationOptions(client_ttl=0.0))
     assert DUAL_WRITE_PROPERTY in store.properties_of(name)
     request = naming([*range(50), MISSING, *range(50, 100)])[call]
@@ -190,7 +191,7 @@ def test_forcing_a_refresh_repairs_biases_that_something_has_damaged(alone):
     corrected.name = aliased(corrected.store, corrected.name)
     assert refresh(corrected.store, corrected.name).action == "none", "nobody can see it"
     bank = QueryBank(corrected.bank)
-    done = refresh(corrected.store, corrected.name, bank=bank, force=True, client_ttl=0.0)
+    done = refresh(corrected.store, corrected.name, bank, force=True, client_ttl=0.0)
     assert (done.action, done.reason) == ("full", "it was forced")
     corrected.assert_scores()
 

@@ -14,6 +14,7 @@ from milvus_hubness import (
     Layout,
     MultiVectors,
     QueryBank,
+    Recipe,
     migrate,
     plan_enable,
     plan_migration,
@@ -32,6 +33,7 @@ from milvus_hubness.errors import (
 from qdrant_hubness import QdrantStore
 from tests.qdrant.worlds import key
 from tests.support.aliases import aliased
+from tests.support.recipes import as_recipe
 
 DIM, POINTS, K, ALPHA = 20, 90, 6, 0.75
 FIELD = "tokens"
@@ -83,7 +85,10 @@ class Corrected:
         self.source = self.filled(**params)
         self.store = backend.store()
         plan = plan_migration(
-            self.store, self.source, self.of_bank(self.bank), field=FIELD, estimator=NNN(K, ALPHA)
+            self.store,
+            self.source,
+            Recipe(self.of_bank(self.bank), estimator=NNN(K, ALPHA)),
+            field=FIELD,
         )
         self.plan = plan
         self.name = aliased(self.store, migrate(self.store, plan).target)
@@ -289,7 +294,7 @@ def test_new_points_get_their_biases_and_others_are_refused(corrected):
 
 def test_a_refresh_writes_the_biases_of_another_bank_into_each_vector(corrected):
     other = texts(50, 8, 21)
-    done = refresh(corrected.store, corrected.name, bank=corrected.of_bank(other))
+    done = refresh(corrected.store, corrected.name, corrected.of_bank(other))
     # The point without the vector has no bias to write.
     assert (done.action, done.scanned) == ("full", POINTS + 1)
     corrected.assert_scores(bank=other)
@@ -303,7 +308,7 @@ def test_a_log_that_repeats_weighs_as_its_queries_do(corrected):
     popular = corrected.bank[3]
     copies = [popular + 1e-4 * rng.standard_normal(popular.shape) for _ in range(60)]
     log = [*corrected.bank, *(copy.astype(np.float32) for copy in copies)]
-    done = refresh(corrected.store, corrected.name, bank=corrected.of_bank(log), verdict="skip")
+    done = refresh(corrected.store, corrected.name, Recipe(corrected.of_bank(log), verdict="skip"))
     assert done.action == "full"
     np.testing.assert_allclose(
         corrected.scores(), corrected.wanted(), atol=2e-3 * max(map(len, corrected.queries))
@@ -326,7 +331,7 @@ def test_what_a_client_writes_while_a_refresh_copies_stays(corrected):
                 client.delete(name, [key(5)])
             super().upsert(collection, batch, field, partition=partition)
 
-    refresh(corrected.backend.store(Late), name, bank=corrected.of_bank(other), verdict="skip")
+    refresh(corrected.backend.store(Late), name, Recipe(corrected.of_bank(other), verdict="skip"))
     assert {key(1), key(3), key(5)} <= set(done[0])
     corrected.documents[1], corrected.documents[3] = new[1], new[2]
     found, wanted = corrected.scores(), corrected.wanted(bank=other)
@@ -384,7 +389,10 @@ def test_clients_write_to_the_copy_while_it_is_made(backend):
 
     store = backend.store(Late)
     plan = plan_migration(
-        store, source.source, Corrected.of_bank(source.bank), field=FIELD, estimator=NNN(K, ALPHA)
+        store,
+        source.source,
+        Recipe(Corrected.of_bank(source.bank), estimator=NNN(K, ALPHA)),
+        field=FIELD,
     )
     source.name = migrate(store, plan).target
     assert next(written) > 1
@@ -406,7 +414,7 @@ def test_what_cannot_be_corrected_is_refused_in_one_line(backend):
         name, [models.PointStruct(id=i, vector=row.tolist()) for i, row in enumerate(rows)]
     )
     with pytest.raises(CannotMigrate, match="multivector with the distance Euclid"):
-        plan_migration(backend.store(), name, bank, verdict="skip")
+        plan_migration(backend.store(), name, Recipe(bank, verdict="skip"))
 
     # A bank of one vector a query is none for several a row, and the other way round.
     single = np.random.default_rng(0).standard_normal((40, DIM)).astype(np.float32)
@@ -424,11 +432,11 @@ def test_jobs_that_several_vectors_cannot_have_are_refused_in_one_line(backend):
     store, source = corrected.store, corrected.source
     options = {"field": FIELD, "target": backend.name("t"), "verdict": "skip"}
     with pytest.raises(CannotMigrate, match="the offset of its kind"):
-        plan_migration(store, source, bank, kind="n", **options)
+        plan_migration(store, source, **as_recipe(bank, kind="n", **options))
     with pytest.raises(InvalidInput, match="leave the measurement out"):
-        plan_migration(store, source, bank, measure=True, **options)
+        plan_migration(store, source, measure=True, **as_recipe(bank, **options))
     with pytest.raises(CannotMigrate, match="migrate the collection"):
-        plan_enable(store, source, bank, field=FIELD, verdict="skip")
+        plan_enable(store, source, Recipe(bank, verdict="skip"), field=FIELD)
 
 
 @pytest.mark.parametrize("distance", ["Cosine", "Dot"])
@@ -440,7 +448,7 @@ def test_halves_are_corrected_as_halves(backend, distance):
     shared = [len({*few} & {*right}) for few, right in zip(found, wanted, strict=True)]
     assert np.mean(shared) > 4.5
     other = texts(50, 8, 21)
-    refresh(corrected.store, corrected.name, bank=Corrected.of_bank(other), verdict="skip")
+    refresh(corrected.store, corrected.name, Recipe(Corrected.of_bank(other), verdict="skip"))
     exact = corrected.wanted(bank=other)
     np.testing.assert_allclose(corrected.scores(), exact, atol=0.02 * np.abs(exact).max())
 
@@ -553,12 +561,11 @@ def test_the_verdict_is_asked_for_many_vectors_too(backend):
     plan = plan_migration(
         corrected.store,
         corrected.source,
-        Corrected.of_bank(chance),
+        Recipe(Corrected.of_bank(chance), verdict="require"),
         field=FIELD,
         target=backend.name("t"),
-        verdict="require",
     )
-    assert plan.verdict.verdict == "leave it alone"
+    assert plan.chosen.verdict.verdict == "leave it alone"
     with pytest.raises(CorrectionNotRecommended):
         migrate(corrected.store, plan)
     assert not backend.client.collection_exists(plan.target)

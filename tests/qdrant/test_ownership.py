@@ -10,6 +10,7 @@ from milvus_hubness import (
     NNN,
     HubnessError,
     QueryBank,
+    Recipe,
     clean,
     migrate,
     plan_migration,
@@ -47,7 +48,7 @@ class World:
 
     def corrected(self, seed):
         name = self.backend.fill(vectors(np.random.default_rng(seed), ITEMS, DIM))
-        plan = plan_migration(self.store, name, bank_of(seed), estimator=NNN(4))
+        plan = plan_migration(self.store, name, Recipe(bank_of(seed), estimator=NNN(4)))
         return name, migrate(self.store, plan, no_writers=True).target
 
     def held(self):
@@ -105,7 +106,7 @@ CALLS = {
     "set_payload": payload,
     "search": lambda w: w.backend.hubness().query_points(w.public, query=[1.0] * DIM),
     "refresh": lambda w: refresh(w.store, w.public),
-    "refresh with a bank": lambda w: refresh(w.store, w.public, bank=bank_of(9), force=True),
+    "refresh with a bank": lambda w: refresh(w.store, w.public, bank_of(9), force=True),
     "clean": lambda w: clean(w.store, w.public, drop=w.public),
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import NNN, Layout, QueryBank, migrate, plan_migration, refresh, status
+from milvus_hubness import NNN, Layout, QueryBank, Recipe, migrate, plan_migration, refresh, status
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction.fitted import Correction
@@ -49,9 +49,7 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
     corrected.items[3] = new[0]
     corrected.assert_scores()
 
-    assert (
-        refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other)).action == "full"
-    )
+    assert refresh(corrected.store, corrected.name, QueryBank(corrected.other)).action == "full"
     corrected.assert_scores(bank=corrected.other)
     assert refresh(corrected.store, corrected.name).action == "none"
     now = status(corrected.store, corrected.name)
@@ -67,10 +65,10 @@ def test_profiles_of_a_quantised_collection_have_columns_of_their_own(backend, q
     rng = np.random.default_rng(0)
     items, bank, other = (vectors(rng, n, 12) for n in (90, 40, 50))
     store, source = backend.store(), backend.fill(items, "Dot")
-    plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(4))
+    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
     assert plan.to_dict()["spread"] == 2
     name = aliased(store, migrate(store, plan).target)
-    refresh(store, name, profile="second", bank=QueryBank(other), estimator=NNN(4))
+    refresh(store, name, Recipe(QueryBank(other), estimator=NNN(4)), profile="second")
     state, query = store.info(name).state, vectors(rng, 1, 12)[0]
     for profile, queries in (("default", bank), ("second", other)):
         hits = (
@@ -111,7 +109,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
     # Without the quantiser, the columns serve as well; the next copy needs no more than before.
     quantised.clear()
     assert refresh(store, "live").action == "none"
-    corrected.name = refresh(store, "live", bank=QueryBank(corrected.other)).collection
+    corrected.name = refresh(store, "live", QueryBank(corrected.other)).collection
     assert corrected.state.layout.spread == 1
     assert corrected.state.layout.width == before.width
     corrected.assert_scores(bank=corrected.other)
@@ -124,7 +122,7 @@ def test_biases_of_another_size_get_another_scale_with_a_copy(backend, quantised
     store, before = corrected.store, corrected.state.layout
     store.point_alias("live", corrected.name)
     small = NNN(corrected.K, corrected.ALPHA / 20)
-    done = refresh(store, "live", estimator=small, force=True)
+    done = refresh(store, "live", Recipe(estimator=small), force=True)
     assert done.action == "full"
     corrected.name = done.collection
     assert corrected.state.layout.bias_scale >= 8 * before.bias_scale

@@ -11,6 +11,7 @@ from milvus_hubness import (
     LeaseHeld,
     LeaseLost,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
     refresh,
@@ -42,7 +43,7 @@ def test_it_writes_no_point_of_the_collection_that_is_read(corrected):
     collection = corrected.name
     corrected.name = aliased(corrected.store, collection)
     before = everything(corrected.backend, collection)
-    refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))
+    refresh(corrected.backend.store(Counting), corrected.name, QueryBank(corrected.other))
     reads = {
         "get_collection",
         "count",
@@ -111,7 +112,7 @@ def test_what_a_client_writes_between_reading_and_copying_stays(of_each_distance
                 client.set_payload(name, {"set": True}, [key(7)])
             super().upsert(collection, batch, field, partition=partition)
 
-    refresh(corrected.backend.store(Late), name, bank=QueryBank(corrected.other))
+    refresh(corrected.backend.store(Late), name, QueryBank(corrected.other))
     assert {key(1), key(3), key(5), key(7)} <= set(done[0])
     for i, vector in ((1, new[0]), (3, new[1])):
         corrected.items[i] = vector
@@ -163,7 +164,7 @@ def test_a_copy_takes_over_the_alias(everywhere):
     corrected = Corrected(everywhere, "Cosine")
     corrected.store.point_alias("live", corrected.name)
     before = everything(everywhere, corrected.name)
-    done = refresh(corrected.store, "live", bank=QueryBank(corrected.other))
+    done = refresh(corrected.store, "live", QueryBank(corrected.other))
     assert done.action == "full"
     assert corrected.store.alias_target("live") == done.collection != corrected.name
     everywhere.made.append(done.collection)
@@ -190,14 +191,17 @@ def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
     backend.client.upsert(name, points)
     store, banks = backend.store(), {"a": vectors(rng, 30, 8), "b": vectors(rng, 30, 6)}
     first = migrate(
-        store, plan_migration(store, name, QueryBank(banks["a"]), estimator=NNN(4), field="a")
+        store,
+        plan_migration(store, name, Recipe(QueryBank(banks["a"]), estimator=NNN(4)), field="a"),
     )
     backend.made += [f"{first.target}_hubness", f"{first.target}__bank"]
-    plan = plan_migration(store, first.target, QueryBank(banks["b"]), estimator=NNN(4), field="b")
+    plan = plan_migration(
+        store, first.target, Recipe(QueryBank(banks["b"]), estimator=NNN(4)), field="b"
+    )
     target = aliased(store, migrate(store, plan).target)
     assert set(store.info(target).states) == {"a", "b"}
     new = {field: vectors(rng, 40, len(bank[0])) for field, bank in banks.items()}
-    refresh(store, target, field="a", bank=QueryBank(new["a"]))
+    refresh(store, target, QueryBank(new["a"]), field="a")
     client = backend.hubness()
     record = client.retrieve(target, [5], with_vectors=True)[0]
     assert record.payload == {"n": 5}

@@ -15,6 +15,7 @@ from milvus_hubness import (
     MigrationOptions,
     NonFiniteVectors,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
 )
@@ -46,7 +47,7 @@ class World:
         self.plain.create_collection("items", vectors_config=config)
         self.plain.upsert("items", self.points())
         plan = plan_migration(
-            self.store, "items", QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4)
+            self.store, "items", Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
         )
         self.name = migrate(self.store, plan, MigrationOptions(no_writers=True)).target
         self.client = self.server.client(HubnessQdrantClient)
@@ -206,7 +207,7 @@ def test_a_migration_asks_for_nothing_twice_before_its_rows_are_copied():
     before = len(server.requests)
     store = QdrantStore(world.plain)
     names = {"target": "again", "bank_collection": "again__bank"}
-    plan = plan_migration(store, "items", bank, estimator=NNN(4), **names)
+    plan = plan_migration(store, "items", Recipe(bank, estimator=NNN(4)), **names)
     migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
 
     # The rows of the bank are read once, to see that they are those that were written.
@@ -246,7 +247,7 @@ def test_a_mean_bias_costs_a_thousand_rows_that_have_a_vector(lacking):
         ],
     )
     store = Counting(plain)
-    plan = plan_migration(store, "items", QueryBank(vectors(rng, 60, 4)), estimator=NNN(4))
+    plan = plan_migration(store, "items", Recipe(QueryBank(vectors(rng, 60, 4)), estimator=NNN(4)))
     store.read.clear()
 
     def stop(event):

@@ -11,6 +11,7 @@ from milvus_hubness import (
     CollectionNotFound,
     MigrationOptions,
     QueryBank,
+    Recipe,
     clean,
     cutover,
     disable,
@@ -40,7 +41,7 @@ def copied(backend, times):
     made.former = []
     for seed in range(times):
         bank = QueryBank(vectors(np.random.default_rng(seed), 60, made.DIM))
-        done = refresh(made.store, "live", bank=bank, keep_former=9, client_ttl=0.0, force=True)
+        done = refresh(made.store, "live", bank, keep_former=9, client_ttl=0.0, force=True)
         assert done.to_dict()["former_copy"] == made.name, "the result names it"
         made.former.append(made.name)
         made.name = done.collection
@@ -97,7 +98,7 @@ def test_after_everything_is_undone_nothing_is_left(everywhere):
     made = Corrected(everywhere, "Dot")
     bank = QueryBank(made.other)
     alias = aliased(made.store, made.name)
-    done = refresh(made.store, alias, bank=bank, client_ttl=0.0, force=True)
+    done = refresh(made.store, alias, bank, client_ttl=0.0, force=True)
     rollback(made.store, alias, options=ALONE)
     clean(made.store, done.collection, drop=done.collection)
     made.store.drop_alias(alias)
@@ -124,7 +125,7 @@ class Enabled:
         return client.scroll(self.name, limit=500)[0]
 
     def enable(self, **options):
-        plan = plan_enable(self.store, self.name, self.bank, estimator=NNN(4))
+        plan = plan_enable(self.store, self.name, Recipe(self.bank, estimator=NNN(4)))
         return enable(self.store, plan, **{"client_ttl": 0.0, **options})
 
     def assert_hidden(self, client):
@@ -173,7 +174,7 @@ def test_readers_see_none_of_our_keys_while_enable_and_refresh_run(backend):
     try:
         made.enable(client_ttl=0.2)
         other = QueryBank(vectors(np.random.default_rng(9), 40, DIM))
-        refresh(made.store, made.name, bank=other, client_ttl=0.2, force=True)
+        refresh(made.store, made.name, other, client_ttl=0.2, force=True)
         disable(made.store, made.name)
         made.assert_hidden(backend.hubness())
     finally:
@@ -196,8 +197,7 @@ def test_a_bank_that_another_collection_uses_stays(backend):
     plan = plan_enable(
         other.store,
         other.name,
-        other.bank,
-        estimator=NNN(4),
+        Recipe(other.bank, estimator=NNN(4)),
         bank_collection=f"{made.name}__bank",
     )
     enable(other.store, plan, client_ttl=0.0)
@@ -208,7 +208,7 @@ def test_a_bank_that_another_collection_uses_stays(backend):
 
 def test_an_unfinished_migration_stays(backend):
     made = Enabled(backend)
-    plan = plan_migration(made.store, made.name, made.bank, estimator=NNN(4))
+    plan = plan_migration(made.store, made.name, Recipe(made.bank, estimator=NNN(4)))
     target = migrate(made.store, plan, ALONE).target
     found = sweep(made.store, made.name)
     assert not found

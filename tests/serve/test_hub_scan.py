@@ -5,7 +5,15 @@ import urllib.request
 
 import pytest
 
-from milvus_hubness import Blend, MigrationOptions, QueryBank, migrate, plan_migration, refresh
+from milvus_hubness import (
+    Blend,
+    MigrationOptions,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_migration,
+    refresh,
+)
 from tests.serve.worlds import Running, config_file
 from tests.support.planted import DIM, centroid, gallery
 
@@ -18,7 +26,7 @@ def shop(lite):
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(ITEMS)])
     alias = lite.name("live")
     plan = plan_migration(
-        lite.store(), name, QueryBank(BANK), estimator=Blend(), alias=alias, verdict="skip"
+        lite.store(), name, Recipe(QueryBank(BANK), estimator=Blend(), verdict="skip"), alias=alias
     )
     migrate(lite.store(), plan, MigrationOptions(no_writers=True))
     return alias

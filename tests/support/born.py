@@ -3,6 +3,7 @@ times the CPU time."""
 
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
 from tests.support.galleries import plain_collection
+from tests.support.recipes import as_recipe
 
 
 def born(backend, items, bank, metric="IP", **options):
@@ -33,7 +34,7 @@ def create_corrected(
     estimator: by default NNN(8). correction: further fields of CorrectionConfig.
     """
     hubness = CorrectionConfig(
-        QueryBank.of(bank), estimator or NNN(8), verdict="skip", **correction
+        **as_recipe(QueryBank.of(bank), estimator=estimator or NNN(8), verdict="skip", **correction)
     )
     plain_collection(
         client, name, items, metric, index_type=index_type, params=params, hubness=hubness

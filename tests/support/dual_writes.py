@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.support.galleries import nnn, plain_collection, vectors
 
@@ -20,7 +20,7 @@ class Moving:
         make(self.plain, self.source, self.items, metric)
         self.store = backend.store()
         plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=estimator or NNN(K)
+            self.store, self.source, Recipe(QueryBank(self.bank), estimator=estimator or NNN(K))
         )
         self.target = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()

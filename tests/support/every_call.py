@@ -6,7 +6,7 @@ import pytest
 from pymilvus.client.types import LoadState
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, CorrectionConfig, QueryBank
+from milvus_hubness import NNN, CorrectionConfig, QueryBank, Recipe
 from tests.support.catalogue import (
     ACCURACY,
     DIM,
@@ -637,7 +637,7 @@ class EveryCall:
         form = {"dimension": DIM, "id_type": "string", "max_length": 40, "auto_id": True}
         for client, further in (
             (lite.client(), {}),
-            (lite.hubness_client(), {"hubness": CorrectionConfig(bank, NNN(K))}),
+            (lite.hubness_client(), {"hubness": CorrectionConfig(Recipe(bank, estimator=NNN(K)))}),
         ):
             name = lite.name("auto")
             with pytest.raises(MilvusException, match="must be INT64"):
@@ -649,7 +649,10 @@ class EveryCall:
         items, bank = vectors(rng, 20, DIM), QueryBank(vectors(rng, 20, DIM))
         form = {"dimension": DIM, "auto_id": True, "consistency_level": "Strong"}
         plain, client, sides = lite.client(), lite.hubness_client(strength=0), []
-        for each, further in ((plain, {}), (client, {"hubness": CorrectionConfig(bank, NNN(K))})):
+        for each, further in (
+            (plain, {}),
+            (client, {"hubness": CorrectionConfig(Recipe(bank, estimator=NNN(K)))}),
+        ):
             name = lite.name("auto")
             each.create_collection(name, **form, **further)
             sides.append((each, name))

@@ -8,6 +8,7 @@ from milvus_hubness import (
     NNN,
     LeaseHeld,
     QueryBank,
+    Recipe,
     enable,
     migrate,
     plan_enable,
@@ -23,6 +24,7 @@ from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, Sample
 from milvus_hubness.milvus.store.banks import put_samples
 from tests.support.born import create_corrected
 from tests.support.galleries import all_keys, plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, BANK = 12, 240, 300
 PATIENCE = 20.0
@@ -56,14 +58,16 @@ class Growing:
     def _migrated(self):
         keys = [self.database.key(number) for number in self.rows]
         source = self.database.fill(self.items, "IP", keys=keys)
-        plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
+        plan = plan_migration(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
         return migrate(self.store, plan).target
 
     def _enabled(self):
         name, client = self.database.name(), self.database.database.client
         self.database.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(client, name, self.items, "IP")
-        plan = plan_enable(self.store, name, QueryBank(self.bank), estimator=NNN(8), verdict="skip")
+        plan = plan_enable(
+            self.store, name, Recipe(QueryBank(self.bank), estimator=NNN(8), verdict="skip")
+        )
         enable(self.store, plan, client_ttl=0)
         return name
 
@@ -131,7 +135,7 @@ class Growing:
     def refresh(self, share=0.2, **options):
         """Refresh, with real queries of today for the evaluation."""
         options = {"queries": self.real, "refit_share": share, **options}
-        return refresh(self.store, self.name, client_ttl=0, **options)
+        return refresh(self.store, self.name, client_ttl=0, **as_recipe(**options))
 
     def share(self):
         return self.refresh(plan=True).unfitted_share

@@ -29,6 +29,7 @@ from milvus_hubness import (
     InvertedSoftmax,
     MigrationOptions,
     QueryBank,
+    Recipe,
     disable,
     enable,
     migrate,
@@ -46,6 +47,7 @@ from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, BANK = 8, 40, 24
 SECONDS = 10
@@ -362,18 +364,16 @@ class World:
             )
         if self.place in ("beside", "refreshing"):
             plan = plan_enable(
-                self.store,
-                name,
-                self.bank,
-                estimator=InvertedSoftmax(),
-                verdict="warn",
+                self.store, name, Recipe(self.bank, estimator=InvertedSoftmax(), verdict="warn")
             )
             enable(self.store, plan, client_ttl=0.0)
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
             options = {"kind": "modality"} if self.place == "kinds" else {}
             plan = plan_migration(
-                self.store, name, self.bank, estimator=estimator, verdict="warn", **options
+                self.store,
+                name,
+                **as_recipe(self.bank, estimator=estimator, verdict="warn", **options),
             )
             name = migrate(self.store, plan, no_writers=True).target
         self.name = name
@@ -384,7 +384,7 @@ class World:
 
     def _refresh(self, **options: Any) -> None:
         alias = aliased(self.store, self.name)
-        self.name = refresh(self.store, alias, force=True, **options).collection
+        self.name = refresh(self.store, alias, force=True, **as_recipe(**options)).collection
         self.store.drop_alias(alias)
 
     def _complete(self) -> None:
@@ -392,7 +392,7 @@ class World:
         if self.place == "profiles":
             self._refresh(bank=self.bank, profile="text", estimator=InvertedSoftmax())
         if self.place == "refreshing":
-            refresh(self.store, self.name, estimator=NNN(5), force=True)
+            refresh(self.store, self.name, Recipe(estimator=NNN(5)), force=True)
             state = self.state
             other = OtherGeneration(use="filling", profile=state.other.profile)
             moving = state.model_copy(update={"other": other})
@@ -478,7 +478,7 @@ class World:
         return {
             "search": lambda: c.search(n, data=self.query, limit=5, output_fields=["vector"]),
             "insert": lambda: c.insert(n, [self.row()]),
-            "refresh plan": lambda: refresh(s, n, bank=self.bank, plan=True, client_ttl=0.0),
+            "refresh plan": lambda: refresh(s, n, self.bank, plan=True, client_ttl=0.0),
             "query": lambda: c.query(n, filter="id < 5", output_fields=["*"]),
             "status": lambda: status(s, n),
             "search with raw scores": lambda: c.search(
@@ -487,15 +487,17 @@ class World:
             "upsert": lambda: c.upsert(n, [self.row(3)]),
             "explain": lambda: explain_row(read_biased(s, n), 3),
             "get": lambda: c.get(n, [1, 2]),
-            "refresh": lambda: refresh(s, n, bank=self.bank, force=True, client_ttl=0.0),
+            "refresh": lambda: refresh(s, n, self.bank, force=True, client_ttl=0.0),
             "describe": lambda: c.describe_collection(n),
             "delete": lambda: c.delete(n, ids=[5]),
-            "enable plan": lambda: plan_enable(s, n, self.bank, estimator=NNN(4), verdict="warn"),
+            "enable plan": lambda: plan_enable(
+                s, n, Recipe(self.bank, estimator=NNN(4), verdict="warn")
+            ),
             "hybrid search": lambda: c.hybrid_search(
                 n, [AnnSearchRequest(self.query, "vector", {}, limit=4)] * 2, RRFRanker(), limit=4
             ),
             "migrate plan": lambda: plan_migration(
-                s, n, self.bank, estimator=NNN(4), verdict="warn"
+                s, n, Recipe(self.bank, estimator=NNN(4), verdict="warn")
             ),
             "hubness_state": lambda: c.hubness_state(n),
             "samplings": lambda: list_samplings(s, n),
@@ -508,7 +510,7 @@ class World:
             "search iterator": lambda: c.search_iterator(n, data=self.query, batch_size=4).next(),
             "list indexes": lambda: c.list_indexes(n),
             "refresh with samples": lambda: refresh(
-                s, n, bank=samples_for_refresh(s, n), client_ttl=0.0
+                s, n, samples_for_refresh(s, n), client_ttl=0.0
             ),
             "drop": lambda: c.drop_collection(n),
         }

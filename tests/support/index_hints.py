@@ -6,6 +6,7 @@ from milvus_hubness import NNN, migrate, plan_migration
 from milvus_hubness.jobs.common.corrections import load_correction
 from tests.support.born import born
 from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, BANK, K, CELLS = 32, 160, 200, 6, 8
 
@@ -36,7 +37,9 @@ class Divided:
         if is_migrated or options:
             source = backend.name("divided")
             plain_collection(backend.client(), source, self.items, metric, **index)
-            plan = plan_migration(self.store, source, bank, estimator=NNN(K), **options)
+            plan = plan_migration(
+                self.store, source, **as_recipe(bank, estimator=NNN(K), **options)
+            )
             self.name = migrate(self.store, plan, no_writers=True).target
         else:
             self.name = born(backend, self.items, bank, metric, estimator=NNN(K), **index)

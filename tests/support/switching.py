@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration, resume, rollback
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration, resume, rollback
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
@@ -55,10 +55,8 @@ class Switching:
         plan = plan_migration(
             self.store,
             self.source,
-            QueryBank(bank),
-            estimator=NNN(K),
+            Recipe(QueryBank(bank), estimator=NNN(K), verdict="skip"),
             target=target,
-            verdict="skip",
         )
         migrate(self.store, plan, no_writers=True)
         self.banks[target] = bank

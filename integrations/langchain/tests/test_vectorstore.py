@@ -20,6 +20,7 @@ from milvus_hubness import (
     HubnessClient,
     MilvusStore,
     QueryBank,
+    Recipe,
     connect,
     enable,
     migrate,
@@ -94,13 +95,13 @@ class Pair:
     def correct(self, how):
         store = MilvusStore(connect(self.uri))
         bank = QueryBank(np.array(Words().embed_documents(PAST_QUERIES), np.float32))
-        chosen = {"estimator": NNN(K, ALPHA), "field": "vector"}
+        recipe = Recipe(bank, estimator=NNN(K, ALPHA))
         if how == "enabled":
             self.fill(self.milvus(self.corrected))
-            enable(store, plan_enable(store, self.corrected, bank, **chosen))
+            enable(store, plan_enable(store, self.corrected, recipe, field="vector"))
         else:
             where = {"target" if how == "copied" else "alias": self.corrected}
-            migrate(store, plan_migration(store, self.plain, bank, **chosen, **where))
+            migrate(store, plan_migration(store, self.plain, recipe, field="vector", **where))
 
 
 def index(metric, index_type="FLAT"):

@@ -18,7 +18,14 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from pymilvus import MilvusClient
 
 from llama_index_milvus_hubness import HubnessVectorStore
-from milvus_hubness import NNN, CorrectionConfig, DimensionMismatch, HubnessClient, QueryBank
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    DimensionMismatch,
+    HubnessClient,
+    QueryBank,
+    Recipe,
+)
 
 DIM, COUNT, K, ALPHA = 8, 60, 8, 0.75
 RNG = np.random.default_rng(0)
@@ -47,7 +54,9 @@ def node(i, **changes):
 
 
 def empty(uri, metric="IP", corrected=True, **options):
-    hubness = CorrectionConfig(QueryBank(BANK), NNN(K, ALPHA)) if corrected else None
+    hubness = (
+        CorrectionConfig(Recipe(QueryBank(BANK), estimator=NNN(K, ALPHA))) if corrected else None
+    )
     at = {"uri": uri, "metric": metric, "index_type": "FLAT", "consistency_level": "Strong"}
     return HubnessVectorStore(f"nodes_{next(_numbers)}", hubness=hubness, **at, **options)
 

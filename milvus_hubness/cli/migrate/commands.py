@@ -36,7 +36,7 @@ def plan(
         return
 
     show.show_before_switch(plan)
-    if planned.judging.refuses(planned.verdict):
+    if planned.chosen.judging.refuses(planned.chosen.verdict):
         say(
             "\nNothing was written. migrate run and rehearse would stop at this verdict, with exit "
             "code 3, unless --force is given."

@@ -13,6 +13,7 @@ from milvus_hubness.cli import options
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.migration.ledger import Migration
     from milvus_hubness.jobs.migration.plan import MigrationPlan
     from milvus_hubness.jobs.store.protocols import Store
@@ -61,20 +62,13 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Planning(
-    options.JudgingOptions,
-    options.PriorOptions,
-    options.EstimatorOptions,
-    options.BankOptions,
-):
+class Planning(options.RecipeOptions):
     """The options that define the copy."""
 
     key_column: options.ClickKeyColumn = None
     bank_name: options.BankName = None
     field: options.Field = None
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
-    target_bank: options.TargetBank = None
-    gate: options.Gate = None
     kind: options.Kind = None
     index_type: Annotated[
         str | None, "Index type of the copy, such as HNSW. [default: the source's]"
@@ -84,7 +78,8 @@ class Planning(
         "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the "
         "source's]",
     ] = None
-    on_hub: options.Guard = "off"
+    on_hub: options.Guard = None
+    force: options.Force = False
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
     )
@@ -101,29 +96,33 @@ class Planning(
         """Return the plan of these options. Raises typer.BadParameter if they name no bank."""
         from milvus_hubness.jobs.migration.plan import plan_migration
 
+        self.expect(store, source, self.field)
         return plan_migration(
             store,
             source,
-            self.required(store, source, self.field),
-            estimator=self.estimator(),
-            target_bank=options.read_vectors(store, self.target_bank),
+            self._recipe(store, source),
             bank_collection=self.bank_name,
             alias=switching.alias,
             rename=switching.rename,
             field=self.field,
             target=self.target,
-            gate=self.gate,
-            prior=self.read_prior(self.key_column),
-            prior_weight=self.prior_weight,
-            kind=self.kind,
             index_type=self.index_type,
             restart=self.restart,
-            queries=self.read_queries(store),
-            verdict=self.verdict,
             index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
             # Without writers there is no client to wait for.
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+        )
+
+    def _recipe(self, store: Store, source: str) -> Recipe:
+        """Return which biases the copy gets."""
+        return self.recipe(
+            store,
+            source,
+            self.field,
+            key_column=self.key_column,
+            force=self.force,
+            kind=self.kind,
             on_hub=self.on_hub,
         )
 
@@ -133,16 +132,16 @@ class Planning(
         The name that moves is not one of these: `resume` checks it. Raises InvalidParameter.
         """
         from milvus_hubness.correction.estimators import to_dict
-        from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
-        from milvus_hubness.jobs.common.samples import SAMPLES
+        from milvus_hubness.jobs.common.priors import ChosenPrior
 
         former = migration.arguments
         index = former.get("index") or {}
-        estimator = self.estimator()
+        recipe = self._recipe(store, migration.source)
+        estimator = recipe.estimator
         # More queries may have been sampled since: the migration goes on with those it began with.
-        bank = None if self.bank == SAMPLES else self.read(store, migration.source, self.field)
-        targets = options.read_vectors(store, self.target_bank)
-        prior = ChosenPrior.of(PriorRequest.of(self.read_prior(self.key_column))).arguments or {}
+        bank = None if isinstance(recipe.bank, str) else recipe.own_bank
+        targets = recipe.targets
+        prior = ChosenPrior.of(recipe.of_prior).arguments or {}
         former_prior = former.get("prior") or {}
         index_type = self.index_type and self.index_type.upper()
 
@@ -150,12 +149,12 @@ class Planning(
         now_and_then = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
-            "--gate": (self.gate, former.get("gate") or 0),
+            "--gate": (recipe.gate, former.get("gate") or 0),
             "--prior": (prior.get("field"), former_prior.get("field")),
             "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
-            "--prior-weight": (self.prior_weight, former_prior.get("weight")),
-            "--kind": (self.kind, former.get("kind")),
-            "--on-hub": (None if self.on_hub == "off" else self.on_hub, former.get("on_hub")),
+            "--prior-weight": (recipe.prior_weight, former_prior.get("weight")),
+            "--kind": (recipe.kind, former.get("kind")),
+            "--on-hub": (recipe.on_hub, former.get("on_hub")),
             "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),

@@ -1,75 +1,269 @@
-"""The choice of a plan: the estimator to fit, its strength and the gate of searches.
+"""Which biases a collection gets: what follows from a recipe, the verdict on its bank and the rows.
 
-The caller's own choice comes first, then that of the verdict on this bank, then the default.
+`chosen` is the only place of that sequence, for a collection without biases; `settled`, its middle, is
+also that of a refresh, which starts from the biases in use. What the recipe names comes first, then the
+choice of the verdict, then what is in use, then the defaults.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, TypeAlias
 
+import numpy as np
+
+from milvus_hubness.basics.defaults import OnHub
+from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import with_bias_scale
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict, to_dict
+from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
 from milvus_hubness.correction.kinds import KindRule
-from milvus_hubness.correction.rerank import DynamicGate
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.judging import Judging
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
+from milvus_hubness.jobs.common.kinds import (
+    NO_KINDS,
+    ChosenKinds,
+    chosen_kinds,
+    with_kind_offsets,
+    with_kinds,
+)
+from milvus_hubness.jobs.common.priors import (
+    NO_PRIOR,
+    ChosenPrior,
+    chosen_prior,
+    joined_with,
+    on_gallery,
+)
+from milvus_hubness.jobs.common.recipe import Recipe, checked_gate
+from milvus_hubness.jobs.store.protocols import (
+    HubGuards,
+    Schemas,
+    SearchGates,
+    Store,
+    capability,
+)
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
+from milvus_hubness.quality.tuning import LEAVE
+
+SampledRows: TypeAlias = Callable[[], tuple[Floats, Items]]
+"""Reads some rows, the same ones each time: their vectors (n, d), and their keys and fields."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a plan fits, and how strongly searches apply it."""
+    """What biases are fitted with, and how strongly searches apply them."""
 
     estimator: Estimator
     strength: float = 1.0
+    """w of searches that name none."""
     gate: int | None = None
     """The k of `DynamicGate`; None corrects every query."""
 
 
-def checked_gate(gate: int | None) -> int | None:
-    """Return the valid k of a DynamicGate; None for 0, by which a caller turns a gate off.
+@dataclass(frozen=True, eq=False)
+class Chosen(Choice):
+    """The biases that a collection gets, before they are fitted."""
 
-    Raises InvalidParameter.
-    """
-    if not gate:
-        return None
-    try:
-        return DynamicGate(gate).k
-    except InvalidParameter as error:
-        # DynamicGate calls it k, the caller does not.
-        raise InvalidParameter(f"gate: {error}") from None
+    _: KW_ONLY
+    bank: QueryBank
+    target_bank: QueryBank | None = None
+    layout: Layout
+    """The columns of the rows, with those for their kinds."""
+    prior: ChosenPrior = NO_PRIOR
+    """The prior, measured on the values of all rows."""
+    kinds: ChosenKinds = NO_KINDS
+    """The kinds of the rows."""
+    kind: str | None = None
+    """The field of kinds, or AUTO, that the recipe names; None for none."""
+    verdict: TuningRecord | None = None
+    """The verdict on the bank; None if it was not judged."""
+    judging: Judging
+    """What a run does with the verdict."""
+    on_hub: OnHub = "off"
+    """What clients do with new rows that look like planted hubs."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know of the choice."""
+
+    def fit_rows(self, vectors: Floats, rows: Items) -> FitRows:
+        """Return rows with these vectors (n, d) and fields as a fit takes them."""
+        return FitRows.of(vectors, rows, self.prior, self.kinds.rule)
+
+    def fit(self, rows: FitRows) -> Correction:
+        """Return a correction that is fitted on the bank and, if the method needs it, on the rows, whose
+        biases give its mean bias, the unit of the prior's weight and the scale of a spread layout.
+
+        Raises as `Correction.fit` does.
+        """
+        layout = self.layout
+        vectors = rows.vectors
+        correction = Correction.fit(
+            layout,
+            self.estimator,
+            self.bank,
+            gallery=vectors if self.estimator.needs_gallery else None,
+            target_bank=self.target_bank,
+            kinds=measured_kinds(layout, self.kinds.rule, vectors, rows.kinds, self.bank),
+            gallery_kinds=rows.kinds,
+        )
+
+        valid = ~layout.invalid(vectors)
+        biases = correction.centred(vectors, kinds=rows.kinds)
+        mean_bias = float(biases[valid].mean(dtype=np.float64)) if valid.any() else 0.0
+        correction = replace(correction, mean_bias=mean_bias).measured(vectors, rows.kinds)
+        if self.prior.prior is not None and rows.values is not None:
+            prior = self.prior.prior.with_factor(correction.spread(vectors, rows.kinds))
+            correction = replace(correction, prior=prior, clicks=self.prior.clicks)
+
+        # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
+        if layout.spread > 1:
+            centred = biases - np.float32(mean_bias)
+            stored = correction.with_prior(centred, valid, None, rows.values)
+            layout = with_bias_scale(layout, vectors[valid], stored[valid], self.strength)
+        return replace(correction, layout=layout)
+
+    def measured(self, store: Schemas, info: CollectionInfo, field: str, rows: FitRows) -> Chosen:
+        """Return the choice with the near copies of the bank and the constants of the layout as these
+        rows of the field show them.
+        """
+        bank = grouped(self.layout, self.bank, rows.vectors)
+        layout = measured_on(
+            self.layout,
+            rows.vectors,
+            bank.condensed.vectors,
+            **store.column_needs(info, field).hints,
+        )
+        return replace(self, bank=bank, layout=layout)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a plan says of it, as plain data, but for the bank."""
+        return {
+            "estimator": to_dict(self.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "prior": self.prior.facts,
+            "kinds": self.kinds.facts,
+            "verdict": self.verdict.facts if self.verdict else None,
+            "on_hub": self.on_hub,
+        }
+
+    def bank_facts(self, collection: str) -> dict[str, Any]:
+        """What a plan says of the bank. collection: the one that will hold it."""
+        return {
+            "collection": collection,
+            "source": self.bank.source,
+            "queries": len(self.bank),
+            "fingerprint": self.bank.fingerprint,
+            "targets": len(self.target_bank) if self.target_bank else 0,
+        }
 
 
-def choose(
-    verdict: TuningRecord | None,
-    estimator: Estimator | None,
-    gate: int | None,
+def chosen(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    layout: Layout,
+    recipe: Recipe,
+    rows: SampledRows,
     *,
-    by_kind: bool = False,
+    is_judged: bool = True,
+    progress: Progress = silent,
+) -> Chosen:
+    """Return the biases of a field that has none so far. Read only.
+
+    layout: the columns of its rows, without kinds. recipe: with its vectors read. rows: some of the
+    collection's, read where the kinds or the verdict need them. is_judged: False leaves a bank without
+    a stored verdict unjudged.
+
+    Raises InvalidInput, InvalidParameter, CannotMigrate for kinds that are not possible, and as
+    `on_gallery` does.
+    """
+    if recipe.on_hub not in (None, "off"):
+        capability(store, HubGuards).expect_hub_guard()
+    if recipe.gate:
+        capability(store, SearchGates).expect_gates()
+    recipe.of_prior.expect_source()
+    recipe.kinds.expect_possible(layout, field)
+    bank = recipe.required_bank(info.name)
+
+    kinds = NO_KINDS
+    if recipe.kind is not None:
+        vectors, items = rows()
+        kinds = chosen_kinds(store, info, recipe.kinds, layout, vectors, bank)
+        layout = with_kinds(layout, kinds.rule, vectors)
+        if store.column_needs(info, field).kind_offsets:
+            layout = with_kind_offsets(layout, kinds.rule, vectors, items)
+
+    judging = recipe.judging if is_judged else Judging("skip")
+    verdict = stored_verdict(info, field, bank, judging, kinds.source)
+    if verdict is None and judging.mode != "skip":
+        judged_rows = FitRows.of(*rows(), NO_PRIOR, kinds.rule)
+        verdict = judged(layout, judged_rows, field, bank, judging, kinds.rule)
+
+    is_followed = recipe.estimator is None
+    prior = chosen_prior(recipe.of_prior, verdict, is_followed=is_followed)
+    default = Choice(default_estimator(by_kind=kinds.rule is not None))
+    choice = settled(recipe, verdict, default, prior, are_gated=isinstance(store, SearchGates))
+    prior = on_gallery(store, info, prior, progress=progress)
+    remarks = (
+        *_verdict_remarks(verdict, info, judging, is_followed=is_followed),
+        *filter(None, [prior.remark]),
+        *kinds.remarks,
+        *_kind_remarks(info, field, bank, recipe.kind, kinds.rule),
+    )
+    return Chosen(
+        **vars(choice),
+        bank=bank,
+        target_bank=recipe.targets,
+        layout=layout,
+        prior=prior,
+        kinds=kinds,
+        kind=recipe.kind,
+        verdict=verdict,
+        judging=judging,
+        on_hub=recipe.on_hub or "off",
+        remarks=remarks,
+    )
+
+
+def settled(
+    recipe: Recipe,
+    verdict: TuningRecord | None,
+    in_use: Choice,
+    prior: ChosenPrior = NO_PRIOR,
+    *,
     are_gated: bool = True,
 ) -> Choice:
-    """Return the estimator to fit, with its strength and the gate.
+    """Return the method to fit, with its strength and the gate.
 
-    verdict: on the bank, with the kinds of the plan. estimator: the caller's, at strength 1;
-    without one, the choice of the verdict counts, else the default. gate: the caller's, which
-    overrules that of the verdict; 0 for none. by_kind: whether the plan has kinds. are_gated:
-    whether clients of the database gate searches; without, that of the verdict does not count.
-
-    Raises as `checked_gate` does.
+    verdict: on the bank, with the kinds of the plan; against the bank, it chooses nothing. in_use: what
+    applies where neither names anything. prior: that of the biases. are_gated: whether clients of the
+    database gate searches; without, a gate of the verdict does not count.
     """
-    # A method of the caller's own is applied in full: the verdict is about another one.
-    strength = 1.0
-    is_against = verdict is not None and verdict.verdict == "leave it alone"
-    if estimator is None and verdict is not None and not is_against:
+    estimator = in_use.estimator
+    strength = in_use.strength
+    gate = in_use.gate
+    is_against = verdict is not None and verdict.verdict == LEAVE
+    if recipe.estimator is not None:
+        # It is applied as strongly as before, or in full: the verdict is about another method.
+        estimator = recipe.estimator
+    elif verdict is not None and not is_against:
         strength = verdict.strength
         if verdict.choice is not None:
             estimator = from_dict(verdict.choice)
-        if gate is None and are_gated:
+        # Without labels, tuning does not judge gates, so that in use stays.
+        if verdict.labelled and are_gated:
             gate = verdict.gate
+    if recipe.gate is not None:
+        gate = checked_gate(recipe.gate)
 
-    default = default_estimator(by_kind=by_kind)
-    return Choice(estimator or default, strength, checked_gate(gate))
+    return Choice(joined_with(estimator, recipe.of_prior, prior), strength, gate)
 
 
 def default_estimator(*, by_kind: bool) -> Estimator:
@@ -82,7 +276,7 @@ def default_estimator(*, by_kind: bool) -> Estimator:
     return DEFAULT_ESTIMATOR.in_full()
 
 
-def verdict_remarks(
+def _verdict_remarks(
     verdict: TuningRecord | None, info: CollectionInfo, judging: Judging, *, is_followed: bool
 ) -> list[str]:
     """Return that there is no verdict on a bank, and what follows from that; nothing if there is one.
@@ -104,7 +298,7 @@ def verdict_remarks(
     ]
 
 
-def kind_remarks(
+def _kind_remarks(
     info: CollectionInfo, field: str, bank: QueryBank, kind: str | None, kinds: KindRule | None
 ) -> list[str]:
     """Return that tuning chose otherwise about kinds than a plan does; nothing if it did not.
@@ -124,14 +318,3 @@ def kind_remarks(
             f"tune found searches no better by the kinds of {record.kind_tried!r}: leave --kind out"
         ]
     return []
-
-
-def bank_facts(bank: QueryBank, target_bank: QueryBank | None, collection: str) -> dict[str, Any]:
-    """Return what a plan says of its bank, as plain data."""
-    return {
-        "collection": collection,
-        "source": bank.source,
-        "queries": len(bank),
-        "fingerprint": bank.fingerprint,
-        "targets": len(target_bank) if target_bank else 0,
-    }

@@ -25,11 +25,8 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank, as_vectors, vectors_in
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, as_metric
-from milvus_hubness.correction.codec.index_hints import measured_on, with_mean
+from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.quantisation import with_bias_scale
-from milvus_hubness.correction.estimators import Estimator
-from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
@@ -42,9 +39,9 @@ from milvus_hubness.errors import (
     name_some,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
-from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior
+from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
-from milvus_hubness.jobs.store.protocols import Schemas, Store
+from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 COLLECTION_PREFIX = "collection:"
@@ -348,74 +345,3 @@ class FitRows:
         """Return rows with these vectors and fields. Raises as `ChosenPrior.values_of` does."""
         kinds = None if rule is None else rule.numbers_of(vectors, items)
         return cls(vectors, chosen.values_of(items), kinds)
-
-
-def fit_measured(
-    store: Schemas,
-    info: CollectionInfo,
-    field: str,
-    layout: Layout,
-    rows: FitRows,
-    estimator: Estimator,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-    strength: float = 1.0,
-    chosen: ChosenPrior = NO_PRIOR,
-    rule: KindRule | None = None,
-) -> Correction:
-    """Return a correction as `fit_with_mean` does, with the layout's constants and the near copies
-    of the bank measured on rows of the field.
-    """
-    vectors = rows.vectors
-    bank = grouped(layout, bank, vectors)
-    measured = measured_on(
-        layout,
-        vectors,
-        bank.condensed.vectors,
-        **store.column_needs(info, field).hints,
-    )
-    return fit_with_mean(measured, rows, estimator, bank, target_bank, strength, chosen, rule)
-
-
-def fit_with_mean(
-    layout: Layout,
-    rows: FitRows,
-    estimator: Estimator,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-    strength: float = 1.0,
-    chosen: ChosenPrior = NO_PRIOR,
-    rule: KindRule | None = None,
-) -> Correction:
-    """Return a correction that is fitted on the bank and, if the estimator needs it, on the rows,
-    whose biases give its mean bias and the scale of a spread layout.
-
-    strength: of most searches. chosen: the prior, whose weight gets its unit from the spread of the
-    bank's scores over the rows. rule: that of the kinds, whose means are those of the rows. Raises
-    as `Correction.fit` does.
-    """
-    vectors = rows.vectors
-    correction = Correction.fit(
-        layout,
-        estimator,
-        bank,
-        gallery=vectors if estimator.needs_gallery else None,
-        target_bank=target_bank,
-        kinds=measured_kinds(layout, rule, vectors, rows.kinds, bank),
-        gallery_kinds=rows.kinds,
-    )
-
-    valid = ~layout.invalid(vectors)
-    biases = correction.centred(vectors, kinds=rows.kinds)
-    mean_bias = float(biases[valid].mean(dtype=np.float64)) if valid.any() else 0.0
-    correction = replace(correction, mean_bias=mean_bias).measured(vectors, rows.kinds)
-    if chosen.prior is not None and rows.values is not None:
-        prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
-        correction = replace(correction, prior=prior, clicks=chosen.clicks)
-
-    # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
-    if layout.spread > 1:
-        centred = biases - np.float32(mean_bias)
-        stored = correction.with_prior(centred, valid, None, rows.values)
-        layout = with_bias_scale(layout, vectors[valid], stored[valid], strength)
-    return replace(correction, layout=layout)

@@ -84,7 +84,7 @@ class KindRequest:
                 "send for kinds: leave the kinds out, or turn the quantization off"
             )
 
-    def expect_no_targets(self, target_bank: QueryBank | None) -> None:
+    def expect_no_targets(self, target_bank: object) -> None:
         """Raise InvalidInput for a target bank, whose items have no kinds."""
         if self.name is not None and target_bank is not None:
             raise InvalidInput(

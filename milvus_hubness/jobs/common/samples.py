@@ -11,7 +11,7 @@ from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import EmptyBank, InvalidInput, UnreadableFile
-from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, only_field, read_bank
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, QuerySamples, Sampling
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
@@ -70,6 +70,23 @@ def sampled_bank(store: Store, collection: str, field: str | None = None) -> Que
             f"them, see milvus-hubness bank status {info.name}"
         )
     return QueryBank(vectors, source=sampling.samples_collection)
+
+
+def is_in_database(named: object, *, as_bank: bool = True) -> bool:
+    """Whether a text names vectors of the database, and no file. as_bank: whether samples count."""
+    if not isinstance(named, str):
+        return False
+    return named.startswith(COLLECTION_PREFIX) or (as_bank and named == SAMPLES)
+
+
+def vectors_in(store: Store, named: str, collection: str, field: str | None) -> QueryBank:
+    """Return the vectors of the database that a text names, see `is_in_database`.
+
+    collection, field: whose samples are meant. Raises as `sampled_bank` and `read_bank` do.
+    """
+    if named == SAMPLES:
+        return sampled_bank(store, collection, field)
+    return read_bank(store, named)
 
 
 def distinct_samples(store: Store, info: CollectionInfo, field: str) -> QueryBank | None:

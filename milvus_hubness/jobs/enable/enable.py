@@ -92,10 +92,11 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    plan.judging.require(plan.verdict, name)
+    verdict = plan.chosen.verdict
+    plan.chosen.judging.require(verdict, name)
     with Lease(store, name, *plan.sides) as lease:
-        if plan.verdict is not None:
-            store_verdict(lease.store, name, plan.verdict)
+        if verdict is not None:
+            store_verdict(lease.store, name, verdict)
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
@@ -170,7 +171,7 @@ def _enable_reranking(
 def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
     """Save the bank, and return the state that the plan leads to."""
     correction = plan.correction
-    stored = correction.stored_bank(plan.target_bank)
+    stored = correction.stored_bank(plan.chosen.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
@@ -184,12 +185,12 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         source=plan.source.name,
         phase="ready",
         mean_bias=correction.mean_bias,
-        strength=plan.strength,
-        gate=plan.gate,
+        strength=plan.chosen.strength,
+        gate=plan.chosen.gate,
         prior=correction.prior,
         reranking=plan.reranking,
         evidence=correction.evidence,
-        on_hub=plan.on_hub,
+        on_hub=plan.chosen.on_hub,
     )
 
 

@@ -15,7 +15,7 @@ from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.kinds import KindNumbers
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
-from milvus_hubness.jobs.common.inputs import FitRows, fit_measured
+from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
@@ -63,22 +63,12 @@ def prepared(
     """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
     once more. Return the migration, and the bank, which the database holds as it is.
     """
-    correction = fit_measured(
-        store,
-        plan.source,
-        plan.field,
-        plan.layout,
-        _gallery(store, plan),
-        plan.estimator,
-        plan.bank,
-        plan.target_bank,
-        plan.strength,
-        plan.chosen,
-        plan.kinds.rule,
-    )
+    chosen = plan.chosen
+    rows = _gallery(store, plan)
+    correction = chosen.measured(store, plan.source, plan.field, rows).fit(rows)
 
     # The ledger says so first: `clean` may drop the collection if this run is killed.
-    stored = correction.stored_bank(plan.target_bank)
+    stored = correction.stored_bank(chosen.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
     bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
@@ -95,12 +85,12 @@ def prepared(
         source=plan.source.name,
         phase="copying",
         mean_bias=correction.mean_bias,
-        strength=plan.strength,
-        gate=plan.gate,
+        strength=chosen.strength,
+        gate=chosen.gate,
         prior=correction.prior,
         kinds=correction.kinds,
         evidence=correction.evidence,
-        on_hub=plan.on_hub,
+        on_hub=chosen.on_hub,
     ).model_copy(update={"migration": migration.id})
 
     # The phase comes last: a run that is killed before this prepares all of it again.
@@ -123,7 +113,7 @@ def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
     """
     source = plan.source.name
     field = plan.field
-    if plan.estimator.needs_gallery:
+    if plan.chosen.estimator.needs_gallery:
         every_page = (
             page
             for chunk in plan.survey.chunks
@@ -134,12 +124,12 @@ def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
     needs = store.column_needs(plan.source, field)
     constants_need = rows_measured(
         plan.layout,
-        len(plan.bank),
+        len(plan.chosen.bank),
         graph_hint=needs.graph_hint,
         locality_hints=needs.locality_hints,
     )
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
-    if plan.kinds.rule is not None:
+    if plan.chosen.kinds.rule is not None:
         needed = SAMPLE_ROWS
     return _rows_of(
         plan, sampled_pages(store, plan.source, plan.field, plan.survey, plan.layout, needed)
@@ -164,7 +154,7 @@ def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
     return FitRows(
         plan.layout.stacked(vectors()),
         np.concatenate(values),
-        None if plan.kinds.rule is None else np.concatenate(kinds),
+        None if plan.chosen.kinds.rule is None else np.concatenate(kinds),
     )
 
 

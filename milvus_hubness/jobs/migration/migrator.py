@@ -100,11 +100,12 @@ def migrate(
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
     options.events.report("plan", **plan.to_dict())
-    plan.judging.require(plan.verdict, plan.source.name)
+    verdict = plan.chosen.verdict
+    plan.chosen.judging.require(verdict, plan.source.name)
     expect_rights(store, plan.source, plan.target)
     with _leased(store, (plan.source.name, plan.target), plan.target, options) as lease:
-        if plan.verdict is not None:
-            store_verdict(lease.store, plan.source.name, plan.verdict)
+        if verdict is not None:
+            store_verdict(lease.store, plan.source.name, verdict)
         ledger = Ledger(lease.store)
         earlier = ledger.of_target(plan.target)
         # A migration with a state that is being prepared is what an interrupted `clean` has left.

@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
-from milvus_hubness.basics.defaults import Engine, OnHub, VerdictMode
+from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.correction.codec.arrays import BYTES
+from milvus_hubness.correction.banks.bank import BankLike
+from milvus_hubness.correction.codec.arrays import BYTES, Floats
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators import Estimator, to_dict
-from milvus_hubness.correction.estimators.base import expect_estimator
+from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.kernels.ann import IndexSpec
+from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -27,35 +28,13 @@ from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
 )
-from milvus_hubness.jobs.common.choice import (
-    bank_facts,
-    checked_gate,
-    choose,
-    kind_remarks,
-    verdict_remarks,
-)
-from milvus_hubness.jobs.common.inputs import FitRows, only_field
-from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
-from milvus_hubness.jobs.common.kinds import (
-    NO_KINDS,
-    KindRequest,
-    chosen_kinds,
-    with_kind_offsets,
-    with_kinds,
-)
+from milvus_hubness.jobs.common.choice import chosen
+from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_client_ttl
-from milvus_hubness.jobs.common.priors import (
-    NO_PRIOR,
-    PriorLike,
-    PriorRequest,
-    chosen_prior,
-    joined_with,
-    on_gallery,
-)
 from milvus_hubness.jobs.common.progress import Events, Throttle
+from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
-    MEASURED_ROWS,
     SAMPLE_ROWS,
     Fitting,
     Resolution,
@@ -67,15 +46,8 @@ from milvus_hubness.jobs.migration.survey import (
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import (
-    HubGuards,
-    SearchGates,
-    Store,
-    capability,
-    expect_store,
-    validate_new_names,
-)
-from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
+from milvus_hubness.jobs.store.protocols import Store, expect_store, validate_new_names
+from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.recall import RecallGate
 
 
@@ -120,14 +92,10 @@ class MigrationPlan(Fitting, ShownAsTable):
     """The fields that the copy has for its biases."""
     bank_collection: str
     """The collection that holds the bank's generations."""
-    strength: float
-    """w of searches that name none."""
     alias: str | None
     """The alias that the cutover moves."""
     rename: bool
     """Whether the cutover moves the source's own name instead."""
-    gate: int | None
-    """The k of a DynamicGate; None for none."""
     restart: bool
     """Whether the run drops an unfinished target first."""
     remarks: tuple[str, ...]
@@ -148,14 +116,6 @@ class MigrationPlan(Fitting, ShownAsTable):
     """What an exact search loses, if that was measured."""
     index: dict[str, Any] | None = None
     """The copy's index, if it differs from the source's."""
-    verdict: TuningRecord | None = None
-    """The verdict on the bank; None if it was not judged."""
-    judging: Judging
-    """What the run does with the verdict."""
-    kind: str | None
-    """The field of kinds, or AUTO, that the caller names; None for none."""
-    on_hub: OnHub = "off"
-    """What clients do with new rows that look like planted hubs."""
 
     @property
     def rows(self) -> int:
@@ -165,18 +125,19 @@ class MigrationPlan(Fitting, ShownAsTable):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments that a further run must repeat, as plain data."""
+        chosen = self.chosen
         return {
             "schema": self.schema,
             "field": self.field,
             "bank_collection": self.bank_collection,
-            "bank": self.bank.fingerprint,
-            "target_bank": self.target_bank.fingerprint if self.target_bank else None,
-            "estimator": to_dict(self.estimator),
-            "strength": self.strength,
-            "gate": self.gate,
-            "prior": self.chosen.arguments,
-            "kind": self.kind,
-            "on_hub": self.on_hub,
+            "bank": chosen.bank.fingerprint,
+            "target_bank": chosen.target_bank.fingerprint if chosen.target_bank else None,
+            "estimator": to_dict(chosen.estimator),
+            "strength": chosen.strength,
+            "gate": chosen.gate,
+            "prior": chosen.prior.arguments,
+            "kind": chosen.kind,
+            "on_hub": chosen.on_hub,
             "slots": self.layout.slots,
             "spread": self.layout.spread,
             "index": self.index,
@@ -185,7 +146,6 @@ class MigrationPlan(Fitting, ShownAsTable):
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
         vector = self.vector
-        arguments = self.arguments
         return {
             "source": self.source.name,
             "target": self.target,
@@ -205,14 +165,10 @@ class MigrationPlan(Fitting, ShownAsTable):
                 for name, width in self.widths.items()
             },
             "vectors_per_row": round(self.vectors_per_row, 1),
-            "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
-            **{name: arguments[name] for name in ("estimator", "strength", "gate")},
-            "prior": self.chosen.facts,
-            "kinds": self.kinds.facts,
+            "bank": self.chosen.bank_facts(self.bank_collection),
+            **self.chosen.facts,
             "alias": self.alias,
             "rename": self.rename,
-            "verdict": self.verdict.facts if self.verdict else None,
-            "on_hub": self.on_hub,
             "remarks": list(self.remarks),
             "server": self.server,
             "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
@@ -223,48 +179,6 @@ class MigrationPlan(Fitting, ShownAsTable):
             if self.recall
             else None,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class MigrationRequest:
-    """What the caller of `plan_migration` asks for, with a valid gate."""
-
-    source: str
-    """The collection to correct, or an alias of it."""
-    bank: QueryBank
-    target_bank: QueryBank | None
-    estimator: Estimator | None
-    """The method to fit; None to follow tuning."""
-    gate: int | None
-    """The caller's gate, which overrules that of tuning; 0 for none."""
-    prior: PriorRequest
-    """The caller's prior."""
-    kinds: KindRequest
-    """The kinds that the caller asks for."""
-    field: str | None
-    """The vector field to correct; None for the only one."""
-    target: str | None
-    """The name of the copy; None for one that is derived from the source's."""
-    bank_collection: str | None
-    """Where to store the bank; None for a name that is derived from the source's."""
-    alias: str | None
-    rename: bool
-    measure: bool
-    """Whether to measure the recall that the index loses."""
-    index_type: str | None
-    index_params: Mapping[str, Any] | None
-    restart: bool
-    judging: Judging
-    client_ttl: float
-    on_hub: OnHub
-
-    def __post_init__(self) -> None:
-        expect_word("on_hub", self.on_hub, OnHub)
-        checked_gate(self.gate)
-        expect_client_ttl(self.client_ttl)
-        expect_index(self.index_type, self.index_params)
-        self.prior.expect_source()
-        self.kinds.expect_no_targets(self.target_bank)
 
 
 def expect_index(index_type: object, index_params: object) -> None:
@@ -280,128 +194,71 @@ def expect_index(index_type: object, index_params: object) -> None:
 def plan_migration(
     store: Store,
     source: str,
-    bank: BankLike,
+    recipe: Recipe | BankLike | str,
     *,
-    estimator: Estimator | None = None,
-    target_bank: BankLike | None = None,
     field: str | None = None,
     target: str | None = None,
     bank_collection: str | None = None,
     alias: str | None = None,
     rename: bool = False,
     measure: bool = False,
-    gate: int | None = None,
-    prior: PriorLike | None = None,
-    prior_weight: float | None = None,
-    kind: str | None = None,
     index_type: str | None = None,
     index_params: Mapping[str, Any] | None = None,
     restart: bool = False,
-    queries: BankLike | None = None,
-    verdict: VerdictMode | None = None,
     client_ttl: float = 0.0,
-    on_hub: OnHub = "off",
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else
-        the default.
-    queries: real ones, apart from the bank, on which it is judged; by default half of the bank.
-    verdict: see VerdictMode; by default that of $MILVUS_HUBNESS_VERDICT, else "require", so that
-    `migrate` raises CorrectionNotRecommended before its first write if the verdict on this bank is
-    "leave it alone". gate: the k of a DynamicGate; by
-    default that of the choice of tuning, if that is followed, else none; 0 for none. prior: a
-    field of the rows, or clicks by key, that says how often each row is wanted. prior_weight: λ in
-    units of the spread of scores; by default the one that tuning chose, else 0. kind: a field of the
-    rows that says of which kind each is, such as its modality or language, with at most 16 values;
-    or "auto" for the two kinds that the vectors themselves show, if they do. index_type, index_params: of the
-    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
-    the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
-    MigrationOptions; 0 if no client writes. on_hub: what clients do with new rows that look like
-    planted hubs, see OnHub.
+    recipe: which biases the copy gets, or a bank alone, with which the choice of tuning on it, else the
+    default, applies. field: the vector field to correct, by default the only one. target,
+    bank_collection: names of the copy, and of the collection that holds the bank; by default derived
+    from the source's. index_type, index_params: of the copy's index; if the type is unchanged, unnamed
+    parameters are the source's. measure: measure the recall that such an index loses with the augmented
+    form, in some 10 s. client_ttl: as in MigrationOptions; 0 if no client writes.
+
+    `migrate` raises CorrectionNotRecommended before its first write if the verdict on the bank is
+    "leave it alone", unless the recipe goes on all the same.
 
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
     obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     expect_store(store)
-    expect_estimator(estimator)
-    request = MigrationRequest(
-        source=source,
-        bank=QueryBank.of(bank),
-        target_bank=optional_bank(target_bank),
-        estimator=estimator,
-        gate=gate,
-        prior=PriorRequest.of(prior, prior_weight),
-        kinds=KindRequest.of(kind),
-        field=field,
-        target=target,
-        bank_collection=bank_collection,
-        alias=alias,
-        rename=rename,
-        measure=measure,
-        index_type=index_type,
-        index_params=index_params,
-        restart=restart,
-        judging=Judging.of(verdict, queries),
-        client_ttl=client_ttl,
-        on_hub=on_hub,
-    )
-    return _planned(store, request)
-
-
-def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
-    """Validate, choose, measure, and assemble the plan."""
-    if request.on_hub != "off":
-        capability(store, HubGuards).expect_hub_guard()
-    if request.gate:
-        capability(store, SearchGates).expect_gates()
-    present, field = _correctable(store, request)
+    expect_client_ttl(client_ttl)
+    expect_index(index_type, index_params)
+    recipe = Recipe.of(recipe).read(store, source, field)
+    present, field = _correctable(store, source, field)
 
     # From here on, the source is described with the copy's index, which decides on the layout.
-    index = _copy_index(present, field, request)
+    index = _copy_index(present, field, index_type, index_params)
     info = present.with_index(field, **index) if index else present
     store.validate_index(info.vector_fields[field], present.vector_fields[field])
-    layout = _layout(store, info, field, request)
-    target, unfinished = _chosen_target(store, info, request)
+    layout = _layout(store, info, field, recipe)
+    if measure and layout.multi_vectors:
+        raise InvalidInput(
+            f"the recall of {field_words(field)} cannot be measured: the index is built here on single "
+            "vectors, and it has several a row; leave the measurement out"
+        )
+    # Those that are derived from the source's are as good as it.
+    validate_new_names(store, target, bank_collection)
+    target = target or f"{info.name}_hubness"
+    unfinished = _unfinished(store, info, target, restart=restart)
+    if alias or rename:
+        chosen_switch(store, info.name, target, alias, rename)
     surveyed = survey(store, info, store.chunk_rows(info))
 
-    # Who continues a migration has decided already.
-    judging = request.judging if unfinished is None else Judging("skip")
-    kinds = NO_KINDS
-    sample = None
-    if request.kinds.name is not None:
-        sample = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
-        kinds = chosen_kinds(store, info, request.kinds, layout, sample[0], request.bank)
-        layout = with_kinds(layout, kinds.rule, sample[0])
-        if store.column_needs(info, field).kind_offsets:
-            layout = with_kind_offsets(layout, kinds.rule, *sample)
-    verdict = stored_verdict(info, field, request.bank, judging, kinds.source)
-    if verdict is None and judging.mode != "skip":
-        sample = sample or sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
-        rows = FitRows.of(*sample, NO_PRIOR, kinds.rule)
-        verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
-    choice = choose(
-        verdict,
-        request.estimator,
-        request.gate,
-        by_kind=kinds.rule is not None,
-        are_gated=isinstance(store, SearchGates),
-    )
+    @cache
+    def sample() -> tuple[Floats, Items]:
+        return sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
 
-    chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(
         source=info,
         field=field,
         survey=surveyed,
-        layout=layout,
-        estimator=joined_with(choice.estimator, request.prior, chosen),
-        bank=request.bank,
-        target_bank=request.target_bank,
-        chosen=on_gallery(store, info, chosen),
-        kinds=kinds,
+        # Who continues a migration has decided already.
+        chosen=chosen(store, info, field, layout, recipe, sample, is_judged=unfinished is None),
     )
     estimated = estimates(store, fitting)
-    remarks = _remarks(store, fitting, request, verdict, estimated.vectors_per_row)
+    remarks = _remarks(store, fitting, alias, estimated.vectors_per_row)
     if index is not None:
         former = present.vector_fields[field]
         remarks.append(
@@ -409,15 +266,15 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         )
 
     remarks += _duplicate_remarks(store, fitting)
-    if not request.measure and _has_graph_of_products(store, fitting):
-        sample = sample or sampled_rows(store, info, field, surveyed, layout, MEASURED_ROWS)
-        if lengths_vary(layout, sample[0]):
+    if not measure and _has_graph_of_products(store, fitting):
+        vectors, _ = sample()
+        if lengths_vary(fitting.layout, vectors):
             remarks.append(LENGTHS_REMARK)
 
     resolution = resolution_of(store, fitting)
     if resolution is not None:
         remarks += resolution.remark(fitting.vector.dtype)
-    recall = recall_gate(store, fitting) if request.measure else None
+    recall = recall_gate(store, fitting) if measure else None
 
     suffix = suffix_for(field, info.states.values())
     plan = MigrationPlan(
@@ -427,39 +284,31 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         suffix=suffix,
         partitions=tuple(store.named_partitions(info)),
         hidden_fields=tuple(store.fields_of_copy(_hidden_fields(fitting.layout, suffix))),
-        bank_collection=request.bank_collection or bank_name(info.name),
-        strength=choice.strength,
-        alias=request.alias,
-        rename=request.rename,
-        gate=choice.gate,
-        restart=request.restart,
+        bank_collection=bank_collection or bank_name(info.name),
+        alias=alias,
+        rename=rename,
+        restart=restart,
         remarks=tuple(remarks),
         server=store.server_version(),
         **estimated._asdict(),
-        waits=waits_for_clients(
-            request.client_ttl, estimated.seconds, alias=request.alias, rename=request.rename
-        ),
+        waits=waits_for_clients(client_ttl, estimated.seconds, alias=alias, rename=rename),
         recall=recall,
         resolution=resolution,
         index=index,
-        verdict=verdict,
-        judging=judging,
-        kind=request.kinds.name,
-        on_hub=request.on_hub,
     )
     return _with_resume_remark(plan, unfinished)
 
 
-def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInfo, str]:
-    """Return the source and its field, if a migration can correct them.
+def _correctable(store: Store, source: str, field: str | None) -> tuple[CollectionInfo, str]:
+    """Return the source and its field, by default the only one, if a migration can correct them.
 
     Raises CannotMigrate, AlreadyCorrected, EmptyCollection, CollectionNotFound, InvalidInput.
     """
-    info = store.info(request.source)
+    info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
 
-    field = request.field or only_field(info)
+    field = field or only_field(info)
     state = info.states.get(field)
     # Biases in a side collection leave the rows as they are, and these can be copied.
     if state is not None and not state.codec.sides:
@@ -484,23 +333,22 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
 
 
 def _copy_index(
-    info: CollectionInfo, field: str, request: MigrationRequest
+    info: CollectionInfo, field: str, index_type: str | None, index_params: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """Return the type and the parameters of the copy's index; None for those of the source."""
-    if request.index_type is None and not request.index_params:
+    if index_type is None and not index_params:
         return None
 
     vector = info.vector_fields[field]
-    index_type = request.index_type.upper() if request.index_type else vector.index_type
-    inherited = vector.index_params if index_type == vector.index_type else {}
-    return {
-        "index_type": index_type,
-        "index_params": {**inherited, **(request.index_params or {})},
-    }
+    chosen_type = index_type.upper() if index_type else vector.index_type
+    inherited = vector.index_params if chosen_type == vector.index_type else {}
+    return {"index_type": chosen_type, "index_params": {**inherited, **(index_params or {})}}
 
 
-def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRequest) -> Layout:
-    """Return the columns of the copy's vectors. Raises DimensionMismatch, InvalidParameter."""
+def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> Layout:
+    """Return the columns of the copy's vectors, without kinds. Raises DimensionMismatch,
+    InvalidParameter.
+    """
     vector = info.vector_fields[field]
     needs = store.column_needs(info, field)
     layout = Layout(
@@ -510,56 +358,25 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
         spread=needs.spread,
         multi_vectors=vector.multi_vectors,
     )
-    request.bank.expect_rows(layout.multi_vectors, field_words(field))
-    request.bank.expect_dim(layout.dim, "the field")
-    request.kinds.expect_possible(layout, field)
-    if request.measure and layout.multi_vectors:
-        raise InvalidInput(
-            f"the recall of {field_words(field)} cannot be measured: the index is built here on single "
-            "vectors, and it has several a row; leave the measurement out"
-        )
+    bank = recipe.required_bank(info.name)
+    bank.expect_rows(layout.multi_vectors, field_words(field))
+    bank.expect_dim(layout.dim, "the field")
+    recipe.kinds.expect_possible(layout, field)
     return layout
 
 
-def _chosen_target(
-    store: Store, info: CollectionInfo, request: MigrationRequest
-) -> tuple[str, Migration | None]:
-    """Return the name of the copy, and the unfinished migration to it that a run would continue.
-
-    Raises CollectionExists, AlreadyCorrected, and as `chosen_switch` does.
-    """
-    target = request.target or f"{info.name}_hubness"
-    # Those that are derived from the source's are as good as it.
-    validate_new_names(store, request.target, request.bank_collection)
-    unfinished = _unfinished(store, info, target, restart=request.restart)
-    if request.alias or request.rename:
-        chosen_switch(store, info.name, target, request.alias, request.rename)
-    return target, unfinished
-
-
 def _remarks(
-    store: Store,
-    fitting: Fitting,
-    request: MigrationRequest,
-    verdict: TuningRecord | None,
-    vectors_per_row: float,
+    store: Store, fitting: Fitting, alias: str | None, vectors_per_row: float
 ) -> list[str]:
-    """Return what the database, the verdict on the bank and the estimator say of the plan."""
+    """Return what the database, the verdict on the bank and the method say of the plan."""
     info = fitting.source
-    field = fitting.field
+    chosen = fitting.chosen
 
     # The cutover moves the caller's alias, so it is not one of those that stay at the source.
-    other_aliases = tuple(name for name in info.aliases if name != request.alias)
-    remarks = store.remarks(replace(info, aliases=other_aliases), field)
-
-    remarks += verdict_remarks(
-        verdict, info, request.judging, is_followed=request.estimator is None
-    )
-
-    remarks += filter(None, [fitting.chosen.remark])
-    remarks += fitting.kinds.remarks
-    remarks += kind_remarks(info, field, request.bank, request.kinds.name, fitting.kinds.rule)
-    if fitting.estimator.needs_gallery:
+    other_aliases = tuple(name for name in info.aliases if name != alias)
+    remarks = store.remarks(replace(info, aliases=other_aliases), fitting.field)
+    remarks += chosen.remarks
+    if chosen.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows * vectors_per_row / 2**20
         remarks.append(
             f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"

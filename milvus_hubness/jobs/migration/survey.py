@@ -26,13 +26,11 @@ from milvus_hubness.correction.codec.arrays import (
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, fit_with_mean
-from milvus_hubness.jobs.common.kinds import ChosenKinds
-from milvus_hubness.jobs.common.priors import ChosenPrior
+from milvus_hubness.jobs.common.choice import Chosen
+from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
@@ -257,20 +255,17 @@ class Fitting:
     field: str
     survey: Survey
     """It fixes the chunks of rows."""
-    layout: Layout
-    """The columns of the copy's vectors."""
-    estimator: Estimator
-    bank: QueryBank
-    target_bank: QueryBank | None
-    chosen: ChosenPrior
-    """The prior, measured on the values of all rows."""
-    kinds: ChosenKinds
-    """The kinds of the rows."""
+    chosen: Chosen
+    """The biases of the copy."""
 
     def fit_rows(self, rows: Batch) -> FitRows:
         """Return rows of the source as a fit takes them."""
-        items = Items(rows.keys, rows.rows)
-        return FitRows.of(rows.vectors, items, self.chosen, self.kinds.rule)
+        return self.chosen.fit_rows(rows.vectors, Items(rows.keys, rows.rows))
+
+    @property
+    def layout(self) -> Layout:
+        """The columns of the copy's vectors."""
+        return self.chosen.layout
 
     @property
     def vector(self) -> VectorField:
@@ -301,14 +296,7 @@ def estimates(store: Store, fitting: Fitting) -> Estimates:
     """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
 
     def correct(batch: Batch) -> None:
-        fit_with_mean(
-            fitting.layout,
-            fitting.fit_rows(batch),
-            fitting.estimator,
-            fitting.bank,
-            fitting.target_bank,
-            rule=fitting.kinds.rule,
-        )
+        fitting.chosen.fit(fitting.fit_rows(batch))
 
     largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
@@ -376,17 +364,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     rows = joined_rows(fitting.layout, parts)
     vectors = rows.vectors
 
-    banks = (fitting.estimator, fitting.bank, fitting.target_bank)
-    correction = fit_measured(
-        store,
-        info,
-        field,
-        fitting.layout,
-        rows,
-        *banks,
-        chosen=fitting.chosen,
-        rule=fitting.kinds.rule,
-    )
+    correction = fitting.chosen.measured(store, info, field, rows).fit(rows)
     needs = store.column_needs(info, field)
     valid = ~fitting.layout.invalid(vectors)
     neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
@@ -394,7 +372,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         correction.layout,
         vectors,
         correction.with_prior(neutral, valid, None, rows.values),
-        fitting.bank.vectors,
+        fitting.chosen.bank.vectors,
         vector.index_type,
         vector.index_params,
         rows_total=fitting.survey.rows,
@@ -561,7 +539,7 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
         for partition, keys in sample.items()
         if keys
     ]
-    return resolved(layout, layout.stacked(parts), fitting.bank, fitting.field, dtype)
+    return resolved(layout, layout.stacked(parts), fitting.chosen.bank, fitting.field, dtype)
 
 
 def recall_words(gate: RecallGate) -> str:

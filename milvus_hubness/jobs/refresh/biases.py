@@ -15,7 +15,6 @@ from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import (
     Correction,
@@ -33,7 +32,7 @@ from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, applied
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.measures import (
@@ -450,13 +449,7 @@ def evaluate(
     """
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    in_use = RefreshPlan(
-        estimator=from_dict(profile.estimator),
-        bank=bank,
-        strength=profile.strength,
-        reason="",
-        gate=profile.gate,
-    )
+    in_use = RefreshPlan(**vars(applied(profile)), bank=bank, reason="")
     numbers = sample.kinds(state.kinds)
     kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)
     return judge(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 
 from pydantic import TypeAdapter
@@ -20,12 +20,10 @@ from milvus_hubness.basics.defaults import (
     KEEP_FORMER,
     WHERE_FROM,
     Engine,
-    VerdictMode,
 )
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.basics.words import expect_word
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.estimators import (
@@ -34,7 +32,7 @@ from milvus_hubness.correction.estimators import (
     from_dict,
     to_dict,
 )
-from milvus_hubness.correction.estimators.base import expect_estimator, is_same
+from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     BankReference,
@@ -49,6 +47,7 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
+from milvus_hubness.jobs.common.choice import Choice, settled
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease_records import (
@@ -59,17 +58,15 @@ from milvus_hubness.jobs.common.lease_records import (
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     ChosenPrior,
-    PriorLike,
-    PriorRequest,
     chosen_prior,
-    joined_with,
     on_gallery,
 )
 from milvus_hubness.jobs.common.progress import Throttle
+from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.jobs.store.protocols import SearchGates, Store
+from milvus_hubness.jobs.store.protocols import SearchGates, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
 from milvus_hubness.quality.retrieval import Measure
 
@@ -78,13 +75,9 @@ from milvus_hubness.quality.retrieval import Measure
 class RefreshOptions:
     """Options of a refresh. Raises InvalidParameter, and as QueryBank does."""
 
-    bank: BankLike | None = None
-    """The queries; by default the stored ones."""
-    target_bank: BankLike | None = None
-    """The target items; by default the stored ones, if there are any."""
-    estimator: Estimator | None = None
-    """By default the choice of tuning since the last refresh,
-    else the current one (the default for a new profile).
+    recipe: Recipe = field(default_factory=Recipe)
+    """Which biases the collection gets, or a bank alone: what it does not name stays as it is, or follows
+    the choice of tuning since the last refresh. The kinds of the rows and the hub guard stay.
     """
     profile: str | None = None
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
@@ -96,16 +89,6 @@ class RefreshOptions:
     """Refit with the sampled queries as bank as soon as this share of the rows, above 0 and up to 1, is
     new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
     """
-    prior: PriorLike | None = None
-    """A field of the rows, or clicks by key, that says how often each row is wanted; by default the
-    present prior, if there is one. Its values are read again by each refresh.
-    """
-    prior_weight: float | None = None
-    """λ in units of the spread of scores; by default that of tuning since the last refresh, else the
-    present one, else 0.
-    """
-    no_prior: bool = False
-    """Drop the prior."""
     reads_values: bool = True
     """Read the field of the present prior again, of all rows; if a value has changed, the refresh is
     a full one.
@@ -118,14 +101,6 @@ class RefreshOptions:
     """Queries with right rows for the evaluation."""
     measure: str = DEFAULT_MEASURE
     """What the evaluation measures on these: R@k, MRR, MAP or nDCG@k."""
-    queries: BankLike | None = None
-    """Real queries without labels, apart from the bank, for the verdict and the evaluation; by
-    default those that clients have sampled, and without any a part of the bank.
-    """
-    verdict: VerdictMode | None = None
-    """What becomes of a verdict against a given bank: see VerdictMode; by default as the environment
-    says, else "require", with which such a bank is refused, unless `force`.
-    """
     rename: bool = False
     """Rename a collection that is called by its own name, so that this becomes an alias of the copy;
     without it, only aliases move to the copy.
@@ -152,15 +127,16 @@ class RefreshOptions:
     """The corrected field, if there are several."""
 
     def __post_init__(self) -> None:
-        expect_estimator(self.estimator)
+        recipe = Recipe.of(self.recipe)
+        object.__setattr__(self, "recipe", recipe)
+        if recipe.kind is not None or recipe.on_hub is not None:
+            raise InvalidParameter(
+                "a refresh keeps the kinds and the hub guard of a collection: leave out kind and on_hub; "
+                "`hubs --on-hub` changes the guard, and a migration of the source the kinds"
+            )
         expect_word("engine", self.engine, Engine)
         Measure.of(self.measure)
         expect_client_ttl(self.client_ttl)
-        for name in ("bank", "target_bank"):
-            object.__setattr__(self, name, optional_bank(getattr(self, name)))
-        judging = Judging.of(self.verdict, self.queries)
-        object.__setattr__(self, "queries", judging.queries)
-        object.__setattr__(self, "verdict", judging.mode)
         if isinstance(self.keep_former, bool) or not isinstance(self.keep_former, int):
             raise InvalidParameter(f"keep_former must be a whole number, not {self.keep_former!r}")
         if self.keep_former < 0:
@@ -171,26 +147,14 @@ class RefreshOptions:
                 raise InvalidParameter(
                     "refit_share decides whether to refit: leave out refit, which has decided"
                 )
-        # It raises if what is named of a prior does not go together.
-        _ = self.prior_request
 
     @property
     def judging(self) -> Judging:
         """How the bank is judged: `force` goes on after a verdict against it."""
-        mode: VerdictMode = self.verdict or "require"
-        if self.force and mode == "require":
-            mode = "warn"
-        return Judging(mode, optional_bank(self.queries))
-
-    @property
-    def prior_request(self) -> PriorRequest:
-        """The prior that the caller names. Raises InvalidInput, InvalidParameter."""
-        return PriorRequest.of(self.prior, self.prior_weight, is_dropped=self.no_prior)
-
-    @property
-    def names_biases(self) -> bool:
-        """Whether a bank or an estimator is given."""
-        return not (self.bank is None and self.target_bank is None and self.estimator is None)
+        judging = self.recipe.judging
+        if self.force and judging.mode == "require":
+            return replace(judging, mode="warn")
+        return judging
 
 
 def refit_share(value: object) -> float:
@@ -261,17 +225,13 @@ class SpareBanks:
 
 
 @dataclass(frozen=True)
-class RefreshPlan:
-    """The bank and the estimator of a profile's next biases."""
+class RefreshPlan(Choice):
+    """A profile's next biases: how they are fitted, on which bank, and why."""
 
-    estimator: Estimator
+    _: KW_ONLY
     bank: StoredBank
-    strength: float
-    """w of searches that name none."""
     reason: str
     """Why new biases are due; empty if they are not."""
-    gate: int | None = None
-    """The k of a DynamicGate, which searches have; None for none."""
     prior: Prior | None = None
     """The prior, measured on the values of all rows; its clicks are in the bank."""
     carries_on: bool = False
@@ -303,6 +263,9 @@ def plan_refresh(
     begun. refit_reason: why a refit is due; empty if none is, or none is possible. Raises
     InvalidInput for a prior whose values are no numbers from 0 up.
     """
+    recipe = options.recipe
+    if recipe.gate:
+        capability(store, SearchGates).expect_gates()
     reasons = ["a refit was requested"] if options.refit else []
     begun = _begun_profile(state, unfinished)
     if begun and not options.refit:
@@ -315,50 +278,36 @@ def plan_refresh(
                 return _continuing(begun, saved, unfinished)
 
     stored = load_bank()
-    bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
+    bank = _with(stored, recipe)
     profile = state.profile
+    are_gated = isinstance(store, SearchGates)
+    on_bank = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     if is_new:
-        verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
-        prior = _measured_prior(store, info, state, options, NO_PRIOR, verdict)
-        of_profile = options.estimator or from_dict(profile.estimator)
+        prior = _measured_prior(store, info, state, options, NO_PRIOR, on_bank)
+        choice = settled(recipe, on_bank, applied(profile), prior, are_gated=are_gated)
         return RefreshPlan(
-            estimator=joined_with(of_profile, options.prior_request, prior),
+            **vars(choice),
             bank=replace(bank, clicks=prior.clicks),
-            strength=profile.strength,
             reason="the profile is new",
             prior=prior.prior,
             fits_bank=True,
         )
 
-    estimator = options.estimator
-    strength = profile.strength
-    gate = profile.gate
-    tuned = _newly_tuned(info, state, bank) if estimator is None else None
-    if tuned is not None:
-        estimator = from_dict(tuned.choice or {})
-        strength = tuned.strength
-        # Without labels, tuning does not judge gates, so that in use stays.
-        if tuned.labelled and isinstance(store, SearchGates):
-            gate = tuned.gate
-
+    tuned = _newly_tuned(on_bank, profile, bank) if recipe.estimator is None else None
     former = ChosenPrior(profile.prior, stored.clicks)
-    verdict = tuned
-    if options.prior is not None:
-        verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
-    prior = _measured_prior(store, info, state, options, former, verdict)
-    present = from_dict(profile.estimator)
-    fitting = joined_with(estimator or present, options.prior_request, prior)
-    if estimator is not None or not is_same(fitting, profile.estimator):
-        estimator = fitting
+    # The weight of a prior that was named now may have been tuned before it.
+    of_prior = tuned if recipe.prior is None else on_bank
+    prior = _measured_prior(store, info, state, options, former, of_prior)
+    choice = settled(recipe, tuned, applied(profile), prior, are_gated=are_gated)
 
     if refit_reason:
         reasons.append(refit_reason)
     is_other = bank.fingerprint != profile.bank.fingerprint
     if (is_other or not holds(profile.bank, stored)) and not refit_reason:
         reasons.append("the bank changed")
-    if estimator is not None and not is_same(estimator, profile.estimator):
-        reasons.append(_method_reason(estimator, profile, tuned))
-    if gate != profile.gate:
+    if not is_same(choice.estimator, profile.estimator):
+        reasons.append(_method_reason(choice.estimator, profile, tuned))
+    if choice.gate != profile.gate:
         reasons.append("the gate changed")
     if reason := _prior_reason(prior, former):
         reasons.append(reason)
@@ -371,15 +320,18 @@ def plan_refresh(
         reasons.append("it was forced")
 
     return RefreshPlan(
-        estimator=estimator or present,
+        **vars(choice),
         bank=replace(bank, clicks=prior.clicks),
-        strength=strength,
         reason=" and ".join(reasons),
-        gate=gate,
         prior=prior.prior,
         fits_bank=options.refit or bool(refit_reason) or is_other,
         needs_evaluation=bool(refit_reason),
     )
+
+
+def applied(profile: Profile) -> Choice:
+    """Return what a profile applies."""
+    return Choice(from_dict(profile.estimator), profile.strength, profile.gate)
 
 
 def _method_reason(estimator: Estimator, profile: Profile, tuned: TuningRecord | None) -> str:
@@ -403,7 +355,7 @@ def _measured_prior(
 
     former: that of the biases in use. Raises InvalidInput, InvalidParameter.
     """
-    request = options.prior_request
+    request = options.recipe.of_prior
     if former.prior is None:
         request.expect_source()
     if request.prior is not None and request.prior.field in state.codec.hidden_fields:
@@ -412,7 +364,7 @@ def _measured_prior(
             "choose a field of the application as the prior"
         )
 
-    is_followed = options.estimator is None
+    is_followed = options.recipe.estimator is None
     chosen = chosen_prior(request, verdict, former, is_followed=is_followed)
     # Clicks that are stored stay what they are: nothing is to be read again.
     is_unread = former.prior and (former.prior.source == "pairs" or not options.reads_values)
@@ -448,11 +400,12 @@ def _begun_profile(state: CollectionState, unfinished: Migration | None) -> Prof
 
 def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBank) -> bool:
     """Whether the options ask for no other biases than the unfinished refresh, with its bank."""
-    bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
+    recipe = options.recipe
+    bank = _with(saved, recipe)
     present = ChosenPrior(begun.prior, saved.clicks)
-    prior = chosen_prior(options.prior_request, None, present)
-    estimator = options.estimator or from_dict(begun.estimator)
-    is_same_method = is_same(joined_with(estimator, options.prior_request, prior), begun.estimator)
+    prior = chosen_prior(recipe.of_prior, None, present)
+    choice = settled(recipe, None, applied(begun), prior)
+    is_same_method = is_same(choice.estimator, begun.estimator) and choice.gate == begun.gate
     is_same_prior = prior.arguments == present.arguments
     return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
 
@@ -460,11 +413,9 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
 def _continuing(begun: Profile, saved: StoredBank, unfinished: Migration | None) -> RefreshPlan:
     """Return the plan to finish the unfinished refresh to this profile."""
     return RefreshPlan(
-        estimator=from_dict(begun.estimator),
+        **vars(applied(begun)),
         bank=saved,
-        strength=begun.strength,
         reason="one was not finished",
-        gate=begun.gate,
         prior=begun.prior,
         carries_on=True,
         unfinished=unfinished,
@@ -496,7 +447,7 @@ def with_profile(
 
     if not name:
         raise InvalidParameter("a profile needs a name")
-    if options.bank is None:
+    if options.recipe.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
     if state.codec.leaves_vectors:
         raise InvalidInput(
@@ -507,7 +458,7 @@ def with_profile(
     active = state.profile
     taken = {other.slot for other in state.profiles.values()}
     draft = Profile(
-        estimator=to_dict(options.estimator or DEFAULT_ESTIMATOR),
+        estimator=to_dict(options.recipe.estimator or DEFAULT_ESTIMATOR),
         slot=next(slot for slot in count() if slot not in taken),
         mean_bias=0.0,
         bank=active.bank,
@@ -520,24 +471,23 @@ def with_profile(
     return state.with_profile(draft, name).model_copy(update={"active": name}), True
 
 
-def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
-    """Return the stored bank with these queries and targets in place of its own, where given."""
-    return replace(
-        stored, queries=bank or stored.queries, targets=target_bank or stored.targets, nearest=()
-    )
+def _with(stored: StoredBank, recipe: Recipe) -> StoredBank:
+    """Return the stored bank with the queries and targets of a recipe in place of its own, where it names
+    some.
+    """
+    queries = recipe.own_bank or stored.queries
+    return replace(stored, queries=queries, targets=recipe.targets or stored.targets, nearest=())
 
 
 def _newly_tuned(
-    info: CollectionInfo, state: CollectionState, bank: StoredBank
+    verdict: TuningRecord | None, profile: Profile, bank: StoredBank
 ) -> TuningRecord | None:
     """Return the choice of tuning for this bank, which
     the biases do not follow yet; None if there is none.
 
-    A verdict on the bank in use counts from the last
-    refresh on; one on another bank, whenever it was made.
+    verdict: the stored one on the bank. On the bank in use it counts from the last
+    refresh on; on another bank, whenever it was made.
     """
-    verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
-    profile = state.profile
     if verdict is None or verdict.choice is None:
         return None
     is_in_use = profile.bank.fingerprint == bank.fingerprint

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from milvus_hubness.correction.banks.bank import QueryBank, optional_bank
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
 from milvus_hubness.jobs.common.samples import sampled_bank, samples_of
@@ -75,7 +75,7 @@ def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> 
     since = f"since the bank was fitted on {profile.fitted_at:%Y-%m-%d}"
     why = f"{share:.1%} of the rows are new or changed {since}"
 
-    if options.bank is not None:
+    if options.recipe.bank is not None:
         return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
     sampling = info.samplings.of(state.field)
     if sampling is None:
@@ -158,7 +158,7 @@ def _share(fit: Fit, rows: int, options: RefreshOptions) -> float | None:
 def _of_given_bank(state: CollectionState, name: str, why: str, options: RefreshOptions) -> str:
     """Return why a new bank is due although one is given; empty if the given one is new."""
     in_use = state.profiles[name].bank.queries_fingerprint
-    given = optional_bank(options.bank)
+    given = options.recipe.own_bank
     if given is None or given.fingerprint != in_use:
         return ""
     return (

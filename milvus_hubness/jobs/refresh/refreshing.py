@@ -325,7 +325,7 @@ class Refreshing(ABC):
         """Whether the caller gives a bank that this profile has not had so far."""
         in_use = self.state.profile.bank.queries_fingerprint
         is_other = self.is_new or plan.bank.queries.fingerprint != in_use
-        return self.options.bank is not None and is_other
+        return self.options.recipe.bank is not None and is_other
 
     def _verdict(self, plan: RefreshPlan, sample: Sample) -> TuningRecord | None:
         """Return the verdict on the bank of the plan; None if it is not judged."""
@@ -377,7 +377,7 @@ class Refreshing(ABC):
         """
         in_use = self.state.profile.bank.queries_fingerprint
         has_verdict = self.info.verdicts.of(self.state.field, in_use, self.state.kind)
-        is_skipped = self.options.verdict == "skip" or self.options.plan
+        is_skipped = self.options.judging.mode == "skip" or self.options.plan
         if has_verdict is not None or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
             return result
 

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import Cancelled, CollectionNotFound
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.recipe import Recipe
+from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.migration.corrected import half_switched, refreshes_of, unfinished
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.migrator import opened
@@ -26,14 +29,19 @@ from milvus_hubness.jobs.refresh.plan import (
     ready_state,
     with_profile,
 )
-from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit
+from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit, samples_for_refresh
 from milvus_hubness.jobs.refresh.refreshing import Refreshing, RefreshResult
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 
 def refresh(
-    store: Store, /, collection: str, options: RefreshOptions | None = None, **changes: Any
+    store: Store,
+    /,
+    collection: str,
+    recipe: Recipe | BankLike | str | None = None,
+    options: RefreshOptions | None = None,
+    **changes: Any,
 ) -> RefreshResult:
     """Compute new biases if they are due, and let searches use them all at once, under one lease.
 
@@ -43,18 +51,32 @@ def refresh(
     and those that rows there lack, are written next to the old ones. If the refresh is killed or
     stopped before that, the next one continues it.
 
-    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
+    recipe: which biases the collection gets, in place of that of `options`; or a bank alone. changes:
+    fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
     UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
     InvalidParameter, CannotMigrate for a collection that cannot be copied, InvalidInput if no name can
-    move to a copy, or a target bank or the bank of a new profile is missing, and the exceptions of a migration.
+    move to a copy, or a target bank or the bank of a new profile is missing, and the exceptions of a
+    migration.
     """
     expect_store(store)
+    if recipe is not None:
+        changes["recipe"] = recipe
     options = replace(options, **changes) if options else RefreshOptions(**changes)
+    options = replace(options, recipe=_read(store, collection, options))
     began = time.perf_counter()
     result = None
     while result is None:
         result = _attempt(store, collection, options)
     return replace(result, seconds=round(time.perf_counter() - began, 2))
+
+
+def _read(store: Store, collection: str, options: RefreshOptions) -> Recipe:
+    """Return the recipe with the vectors that it names of the database."""
+    recipe = options.recipe
+    if recipe.bank == SAMPLES:
+        bank = samples_for_refresh(store, collection, options.field)
+        recipe = replace(recipe, bank=bank)
+    return recipe.read(store, collection, options.field)
 
 
 def _attempt(store: Store, collection: str, options: RefreshOptions) -> RefreshResult | None:
@@ -87,7 +109,8 @@ def _attempt(store: Store, collection: str, options: RefreshOptions) -> RefreshR
         check = check_refit(store if options.plan else lease.store, info, options)
         if check.bank is not None:
             # Queries of the application themselves: the evaluation decides on them.
-            options = replace(options, bank=check.bank, verdict="skip")
+            recipe = replace(options.recipe, bank=check.bank, verdict="skip")
+            options = replace(options, recipe=recipe)
         result = _refreshed(lease, store, info, collection, options, check.reason)
         return None if result is None else _with_refit(result, check)
 
@@ -208,6 +231,6 @@ def _chosen_profile(
     """
     if options.profile is not None:
         return options.profile
-    if options.names_biases:
+    if options.recipe.names_biases:
         return state.active
     return str(begun.arguments["profile"]) if begun is not None else state.active

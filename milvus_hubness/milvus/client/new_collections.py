@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.basics.defaults import OnHub, VerdictMode
-from milvus_hubness.basics.words import expect_word
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
-from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, InvalidParameter
@@ -28,63 +25,59 @@ from milvus_hubness.jobs.store.records import TuningRecord, VectorField
 from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.store import schema as milvus_schema
 
+if TYPE_CHECKING:
+    from milvus_hubness.jobs.common.recipe import Recipe
 
-@dataclass(frozen=True)
+    RecipeLike: TypeAlias = "Recipe | BankLike"
+else:
+    # Pydantic evaluates annotations, and a client without a new collection imports no recipe.
+    RecipeLike = Any
+
+
+@dataclass(frozen=True, eq=False)
 class CorrectionConfig:
     """The correction of a vector field of a new collection.
 
-    Raises as QueryBank does, and InvalidInput for a path and for anything but an estimator.
+    Raises as Recipe does, and InvalidInput for what a collection without rows cannot have.
     """
 
-    bank: BankLike
-    """Reference queries, (m, d)."""
-    estimator: Estimator = field(default_factory=lambda: NNN(16))
-    """One that needs no gallery, as the collection is empty; a later refresh can use any other."""
-    target_bank: BankLike | None = None
-    """Reference items."""
+    recipe: RecipeLike
+    """Which biases it gets, or a bank alone. By default they are those of NNN(16): an empty collection
+    needs a method without a gallery, and a later refresh can use any other. The bank is judged on the
+    items of a target bank; without them the first refresh of a thousand rows judges it. A prior, which
+    has to be a field, counts from the first refresh on, and the hub guard from the first one of 200
+    rows, or at once with 200 items in the target bank.
+    """
     anns_field: str | None = None
     """By default the only vector field."""
     bank_collection: str | None = None
     """By default <collection>__bank, and <collection>__bank_<field> for a field after the first."""
     strength: float = 1.0
     """w of searches that name none."""
-    prior: str | None = None
-    """A field of the rows with a number from 0 up that says how often each is wanted. It counts from
-    the first refresh on: its values have no scale before there are rows.
-    """
-    prior_weight: float | None = None
-    """λ in units of the spread of scores; by default that of a later tune, and 0 before it."""
-    queries: BankLike | None = None
-    """Real queries, apart from the bank, on which it is judged; by default half of the bank."""
-    verdict: VerdictMode | None = None
-    """What becomes of a verdict against the bank: see VerdictMode; by default as the environment
-    says, else "require". It is judged on the items of `target_bank`; without them the first refresh
-    of a thousand rows judges it.
-    """
-    on_hub: OnHub = "off"
-    """What clients do with a new row that looks like a planted hub: "warn" or "refuse".
-    It begins with the first refresh of 200 rows, or at once with 200 items in `target_bank`.
-    """
 
     def __post_init__(self) -> None:
         # An import that a client without a new collection does not pay for.
-        from milvus_hubness.jobs.common.priors import PriorRequest
+        from milvus_hubness.jobs.common.recipe import VECTORS, Recipe
 
-        expect_estimator(self.estimator)
-        expect_word("on_hub", self.on_hub, OnHub)
-        if self.verdict is not None:
-            expect_word("verdict", self.verdict, VerdictMode)
-        object.__setattr__(self, "bank", QueryBank.of(self.bank))
-        object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
-        object.__setattr__(self, "queries", optional_bank(self.queries))
-        if not isinstance(self.prior, str | None):
+        recipe = Recipe.of(self.recipe)
+        object.__setattr__(self, "recipe", recipe)
+        if recipe.bank is None:
+            raise InvalidInput("a new collection needs reference queries: pass a bank")
+        for name in VECTORS:
+            if isinstance(text := getattr(recipe, name), str):
+                raise InvalidInput(f"{name} of a new collection is an array, not {text!r}")
+        if recipe.kind is not None or recipe.gate:
             raise InvalidInput(
-                f"the prior of a new collection is the name of a field, not {self.prior!r}: a "
+                "kinds and a gate are chosen on the rows, and a new collection has none: leave kind and "
+                "gate out, and migrate it once it has rows"
+            )
+        if not isinstance(recipe.prior, str | None):
+            raise InvalidInput(
+                f"the prior of a new collection is the name of a field, not {recipe.prior!r}: a "
                 "refresh takes clicks"
             )
-        request = PriorRequest.of(self.prior, self.prior_weight)
-        request.expect_source()
-        if request.is_demand:
+        recipe.of_prior.expect_source()
+        if recipe.of_prior.is_demand:
             raise InvalidInput(
                 "the demand of a bank is shared among the rows, and a new collection has none: "
                 "refresh with --prior bank once it has rows"
@@ -192,9 +185,10 @@ def new_fields(
                 f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
             )
 
-        if config.prior is not None:
+        prior = cast("Recipe", config.recipe).prior
+        if isinstance(prior, str):
             description = schema.to_dict()
-            milvus_schema.expect_values(description, config.prior, collection, are_numbers=True)
+            milvus_schema.expect_values(description, prior, collection, are_numbers=True)
 
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
@@ -215,9 +209,22 @@ def _new_field(
     layout's constants, which stay, are measured on the target bank's items, or else on the queries,
     since vectors near each other have similar lengths.
     """
-    if config.estimator.needs_gallery:
+    # Imports that a client without a new collection does not pay for.
+    from milvus_hubness.correction.fitted import Correction, grouped, initial_state
+    from milvus_hubness.jobs.common.choice import Choice, settled
+    from milvus_hubness.jobs.common.inputs import FitRows
+    from milvus_hubness.jobs.common.judging import judged
+    from milvus_hubness.jobs.common.priors import chosen_prior
+    from milvus_hubness.jobs.common.recipe import Recipe
+
+    recipe = Recipe.of(config.recipe)
+    bank = recipe.required_bank(collection)
+    targets = recipe.targets
+    default = Choice(NNN(16), config.strength)
+    estimator = settled(recipe, None, default).estimator
+    if estimator.needs_gallery:
         raise InvalidInput(
-            f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no "
+            f"{type(estimator).__name__} is fitted on a gallery, and {collection!r} has no "
             "rows yet: begin with NNN or an estimator with an absolute tau, and refresh once it "
             "has rows"
         )
@@ -236,37 +243,26 @@ def _new_field(
         spread=needs.spread,
     )
 
-    bank = QueryBank.of(config.bank)
-    targets = optional_bank(config.target_bank)
     bank.expect_dim(dim, "the field")
     layout = measured_on(
         layout,
         (targets or bank).vectors,
         bank.vectors,
-        taken_off=config.target_bank is not None,
+        taken_off=targets is not None,
         **needs.hints,
     )
 
-    # Imports that a client without a new collection does not pay for.
-    from milvus_hubness.correction.fitted import Correction, grouped, initial_state
-    from milvus_hubness.jobs.common.inputs import FitRows
-    from milvus_hubness.jobs.common.judging import Judging, judged
-    from milvus_hubness.jobs.common.priors import PriorRequest, chosen_prior
-
-    judging = Judging.of(config.verdict, config.queries)
     verdict = None
-    strength = config.strength
-    if targets is not None and judging.mode != "skip":
-        verdict = judged(layout, FitRows(targets.vectors), field.name, bank, judging)
-        judging.require(verdict, collection)
-        if verdict is not None and verdict.verdict == "apply weakly":
-            strength = min(strength, verdict.strength)
+    if targets is not None and recipe.judging.mode != "skip":
+        verdict = judged(layout, FitRows(targets.vectors), field.name, bank, recipe.judging)
+        recipe.judging.require(verdict, collection)
+    strength = min(config.strength, settled(recipe, verdict, default).strength)
 
     # Without target items, the first refresh that reads rows looks for near copies.
     if targets is not None:
         bank = grouped(layout, bank, targets.vectors)
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
-    correction = Correction.restore(layout, config.estimator, stored)
+    correction = Correction.restore(layout, estimator, stored)
     if layout.spread > 1:
         rows = (targets or bank).vectors
         rows = rows[~layout.invalid(rows)]
@@ -275,15 +271,15 @@ def _new_field(
     state = partial(
         initial_state,
         layout,
-        config.estimator,
+        estimator,
         field=field.name,
         suffix=suffix,
         dtype=dtype,
         source=collection,
         strength=strength,
-        prior=chosen_prior(PriorRequest.of(config.prior, config.prior_weight), verdict).prior,
+        prior=chosen_prior(recipe.of_prior, verdict).prior,
         evidence=correction.measured(targets.vectors).evidence if targets is not None else None,
-        on_hub=config.on_hub,
+        on_hub=recipe.on_hub or "off",
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
     return NewField(

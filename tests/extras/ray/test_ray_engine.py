@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Sinkhorn, refresh
+from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Recipe, Sinkhorn, refresh
 from milvus_hubness.extras.ray.ray_gallery import RayBiases, fit_on_ray
 from tests.support.databases import OnMilvus
 from tests.support.migrated import ITEMS, Corrected
@@ -31,11 +31,13 @@ def test_a_collection_is_refreshed_by_workers(cluster, lite, monkeypatch):
     monkeypatch.setattr(RayBiases, "__call__", counted)
     estimator = Blend((NNN(6), Sinkhorn(0.05)), (0.5, 0.5))
     bank = QueryBank(here.other)
-    done = refresh(here.store, here.name, bank=bank, estimator=estimator, engine="ray", force=True)
+    done = refresh(
+        here.store, here.name, Recipe(bank, estimator=estimator), engine="ray", force=True
+    )
     assert (done.action, done.scanned) == ("full", ITEMS)
     assert sum(told) >= ITEMS
     told.clear()
-    refresh(alone.store, alone.name, bank=bank, estimator=estimator, force=True)
+    refresh(alone.store, alone.name, Recipe(bank, estimator=estimator), force=True)
     assert not told
     np.testing.assert_allclose(biases(here), biases(alone), rtol=0, atol=1e-5)
     assert np.ptp(biases(here)) > 0.01

@@ -10,6 +10,7 @@ from milvus_hubness import (
     MilvusStore,
     NotCorrected,
     QueryBank,
+    Recipe,
     StoreError,
     clean,
     disable,
@@ -22,6 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
 from tests.support.galleries import plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, BANK = 8, 40, 24
 RIGHTS = ["rename_collection", "drop_collection"]
@@ -68,7 +70,7 @@ def helpers_of(client, name):
 
 def enabled(client, name, bank):
     store = MilvusStore(client)
-    plan = plan_enable(store, name, bank, estimator=NNN(4))
+    plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
     return enable(store, plan, client_ttl=0)
 
 
@@ -81,7 +83,7 @@ def test_a_copy_without_the_rights_for_it_is_refused_before_anything_is_written(
         MilvusStore, "denied", lambda store, name, rights: [r for r in rights if r in lacking]
     )
     store = MilvusStore(client)
-    plan = plan_migration(store, source, bank, estimator=NNN(4))
+    plan = plan_migration(store, source, Recipe(bank, estimator=NNN(4)))
     before = client.list_collections()
     with pytest.raises(StoreError) as error:
         migrate(store, plan, no_writers=True)
@@ -96,9 +98,9 @@ def test_a_copy_without_the_rights_for_it_is_refused_before_anything_is_written(
     before = client.list_collections()
     lacking.add("Query")
     changes = {"estimator": NNN(2), "force": True, "rename": True, "client_ttl": 0}
-    assert refresh(store, target, **changes, plan=True).action == "full"
+    assert refresh(store, target, plan=True, **as_recipe(**changes)).action == "full"
     with pytest.raises(StoreError, match=f"of '{target}', so nothing was written: grant Query, as"):
-        refresh(store, target, **changes)
+        refresh(store, target, **as_recipe(**changes))
     assert client.list_collections() == before
 
 
@@ -154,7 +156,7 @@ def test_clean_is_finished_by_clean(client, source, bank, right):
     """With the samples of the copy, which nothing names once it is gone."""
     store = MilvusStore(client)
     start_sampling(store, source)
-    target = migrate(store, plan_migration(store, source, bank, estimator=NNN(4))).target
+    target = migrate(store, plan_migration(store, source, Recipe(bank, estimator=NNN(4)))).target
     client.denied = right
     with pytest.raises(StoreError):
         clean(store, source, drop=target)

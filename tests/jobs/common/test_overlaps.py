@@ -16,6 +16,7 @@ from milvus_hubness import (
     LeaseHeld,
     NoMigration,
     QueryBank,
+    Recipe,
     WrongPhase,
     clean,
     cutover,
@@ -60,7 +61,9 @@ class Case:
         self.copy = f"{self.name}_hubness"
 
     def migrated(self):
-        self.plan = plan_migration(self.store, self.name, QueryBank(self.bank), estimator=NNN(4))
+        self.plan = plan_migration(
+            self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(4))
+        )
         migrate(self.store, self.plan)
         return self
 
@@ -116,11 +119,7 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
     lite.made += [f"{case.name}__bias_a", f"{case.name}__bias_b"]
     plans = [
         plan_enable(
-            case.store,
-            case.name,
-            QueryBank(case.bank),
-            estimator=NNN(4),
-            verdict="warn",
+            case.store, case.name, Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn")
         )
         for _ in range(2)
     ]
@@ -166,7 +165,7 @@ def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_i
             self.client.alter_alias(other.copy, former.alias)
             return super().fenced(fences)
 
-    done = refresh(Moving(lite.client()), former.alias, estimator=CSLS(4), force=True)
+    done = refresh(Moving(lite.client()), former.alias, Recipe(estimator=CSLS(4)), force=True)
     assert (done.collection, done.former_copy) == (f"{other.copy}_r2", other.copy)
     assert not lite.store().exists(f"{former.copy}_r2")
 
@@ -195,7 +194,9 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite):
                 application.insert(case.name, {**row, "id": 900 + number})
 
     store = Beset(lite.client())
-    plan = plan_enable(store, case.name, QueryBank(case.bank), estimator=NNN(4), verdict="warn")
+    plan = plan_enable(
+        store, case.name, Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn")
+    )
     enable(store, plan)
     assert next(counts) > 4
     rows = {row["id"]: row for row in application.query(case.name, filter="id >= 0", limit=1_000)}
@@ -229,11 +230,11 @@ def test_only_a_copy_of_this_migration_is_dropped(lite, how):
     case = Case(lite).migrated()
     case.client.drop_collection(case.copy)
     strangers(case, case.copy)
-    bank, restart = QueryBank(case.bank), {"estimator": NNN(4), "restart": True}
+    recipe = Recipe(case.bank, estimator=NNN(4))
     jobs = {
         "clean": lambda: clean(case.store, case.name, drop=case.copy),
         "restart": lambda: migrate(
-            case.store, plan_migration(case.store, case.name, bank, **restart)
+            case.store, plan_migration(case.store, case.name, recipe, restart=True)
         ),
     }
     with pytest.raises(CollectionExists, match="another client created it"):

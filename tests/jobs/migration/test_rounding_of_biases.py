@@ -13,6 +13,7 @@ from milvus_hubness import (
     DualInvertedSoftmax,
     InvertedSoftmax,
     QueryBank,
+    Recipe,
     Sinkhorn,
     VerificationFailed,
     enable,
@@ -92,7 +93,7 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, items, metric)
     lite.made.append(f"{name}_hubness")
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(4), verdict="warn")
+    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"))
     target = migrate(store, plan, no_writers=True).target
     for _ in range(3):
         assert verify(store, name).biases == FEW  # Each time in another order.
@@ -111,5 +112,5 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
 
     other = lite.name()
     plain_collection(client, other, items, metric)
-    plan = plan_enable(store, other, QueryBank(bank), estimator=NNN(4), verdict="warn")
+    plan = plan_enable(store, other, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"))
     assert enable(store, plan, client_ttl=0.0).rows == FEW

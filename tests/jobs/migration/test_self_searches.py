@@ -8,6 +8,7 @@ import pytest
 from milvus_hubness import (
     NNN,
     QueryBank,
+    Recipe,
     VerificationFailed,
     migrate,
     plan_migration,
@@ -27,7 +28,7 @@ ROWS, DIM = 60, 12
 def copied(lite, name, items, bank):
     plain_collection(lite.client(), name, items, "IP")
     lite.made.append(f"{name}_hubness")
-    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), verdict="warn")
+    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4), verdict="warn"))
     return lambda: migrate(lite.store(), plan, client_ttl=0.0)
 
 

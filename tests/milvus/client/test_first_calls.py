@@ -23,6 +23,7 @@ from milvus_hubness import (
     MigrationOptions,
     MilvusStore,
     QueryBank,
+    Recipe,
     RefreshOptions,
     clean,
     connect,
@@ -64,7 +65,9 @@ def client(tmp_path_factory, bank):
     plain = connect(path, create=True)
     plain_collection(plain, "products", vectors(np.random.default_rng(4), ROWS, DIM), "COSINE")
     store = MilvusStore(plain)
-    migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)
+    migrate(
+        store, plan_migration(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
+    )
     ours = HubnessClient(path)
     yield ours
     ours.close()
@@ -90,7 +93,9 @@ def test_a_store_of_our_qdrant_client_sees_what_is_stored_and_leaves_it_open(ban
         "products", vectors(np.random.default_rng(4), ROWS, DIM), ids=range(ROWS)
     )
     store = QdrantStore(ours)
-    migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)
+    migrate(
+        store, plan_migration(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
+    )
     assert status(QdrantStore(ours), "products_hubness").corrected
     del store
     assert len(ours.query_points("products_hubness", query=bank[0].tolist(), limit=3).points) == 3
@@ -163,17 +168,17 @@ def test_a_job_takes_what_a_user_of_pymilvus_has(form, tmp_path, bank):
     }[form]  # fmt: skip
     banks = [tmp_path / "past.npy", str(tmp_path / "past.npy"), bank.tolist()]
 
-    plan = plan_migration(database, "products", banks[0], estimator=NNN(4), alias="live")
+    plan = plan_migration(database, "products", Recipe(banks[0], estimator=NNN(4)), alias="live")
     migrate(database, plan, no_writers=True)
     assert status(database, "live").corrected
-    assert refresh(database, "live", bank=banks[1], verdict="skip").action == "none"
+    assert refresh(database, "live", Recipe(banks[1], verdict="skip")).action == "none"
     assert diagnose(database, "live", banks[2]).title == "products_hubness"
     assert (
         rollback(database, "live", options=MigrationOptions(no_writers=True)).source == "products"
     )
     clean(database, "products", drop="products_hubness")
     assert not status(database, "live").corrected
-    enabled = plan_enable(database, "products", banks[0], estimator=NNN(4), verdict="skip")
+    enabled = plan_enable(database, "products", Recipe(banks[0], estimator=NNN(4), verdict="skip"))
     enable(database, enabled, client_ttl=0)
     disable(database, "products")
 
@@ -343,10 +348,10 @@ def test_a_bank_may_be_a_file_everywhere(client, bank, tmp_path, monkeypatch):
     store = MilvusStore(client)
     calls: list[typing.Callable[[object], object]] = [
         CorrectionConfig,
-        lambda path: CorrectionConfig(bank, target_bank=path),
+        lambda path: CorrectionConfig(Recipe(bank, target_bank=path)),
         lambda path: plan_migration(store, "products", path),
         lambda path: plan_enable(store, "products", path),
-        lambda path: RefreshOptions(bank=path),
+        lambda path: RefreshOptions(recipe=path),
         QueryBank.of,
     ]
     for path in ("past.npy", tmp_path / "past.npy"):
@@ -388,10 +393,10 @@ def test_a_bank_may_be_a_column_of_a_table(bank):
 def test_something_in_place_of_an_estimator_says_how_to_make_one(client, bank, given, said):
     store = MilvusStore(client)
     calls = [
-        lambda: CorrectionConfig(bank, given),
-        lambda: plan_migration(store, "products", bank, estimator=given),
-        lambda: plan_enable(store, "products", bank, estimator=given),
-        lambda: RefreshOptions(estimator=given),
+        lambda: CorrectionConfig(Recipe(bank, estimator=given)),
+        lambda: plan_migration(store, "products", Recipe(bank, estimator=given)),
+        lambda: plan_enable(store, "products", Recipe(bank, estimator=given)),
+        lambda: RefreshOptions(recipe=Recipe(estimator=given)),
     ]
     for call in calls:
         with pytest.raises(InvalidInput) as refused:
@@ -401,6 +406,8 @@ def test_something_in_place_of_an_estimator_says_how_to_make_one(client, bank, g
 
 def test_jobs_run_on_a_store_of_our_client(client, bank):
     store = MilvusStore(client)
-    done = enable(store, plan_enable(store, "products", bank, estimator=NNN(4)), client_ttl=0)
+    done = enable(
+        store, plan_enable(store, "products", Recipe(bank, estimator=NNN(4))), client_ttl=0
+    )
     assert done.rows == ROWS
     milvus_hubness.disable(store, "products")

@@ -11,6 +11,7 @@ from milvus_hubness import (
     AsyncHubnessClient,
     HubnessClient,
     QueryBank,
+    Recipe,
     migrate,
     plan_migration,
 )
@@ -51,7 +52,7 @@ def test_a_client_that_writes_in_the_new_form_logs_one_line(lite, records):
     writer = lite.client(HubnessClient, state_ttl=3_600.0)
     writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), alias=f"{name}_live")
+    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4)), alias=f"{name}_live")
     migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert writer.upsert(f"{name}_live", [row(rng)])["upsert_count"] == 1
@@ -76,7 +77,7 @@ async def test_an_async_client_too(lite, records):
     writer = lite.client(AsyncHubnessClient, state_ttl=3_600.0)
     await writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), alias=f"{name}_live")
+    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4)), alias=f"{name}_live")
     migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert (await writer.upsert(f"{name}_live", [row(rng)]))["upsert_count"] == 1

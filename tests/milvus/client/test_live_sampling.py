@@ -8,7 +8,15 @@ import pytest
 from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, CollectionExists, InvalidInput, QueryBank, migrate, plan_migration
+from milvus_hubness import (
+    NNN,
+    CollectionExists,
+    InvalidInput,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_migration,
+)
 from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
@@ -276,7 +284,7 @@ def test_a_cutover_under_a_sampling_client_mixes_no_samples(backend, rng, by_nam
             assert time.monotonic() < until, "nothing is sampled"
             time.sleep(0.01)
         plan = plan_migration(
-            store, name, QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4), **switch
+            store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)), **switch
         )
         target = migrate(store, plan, client_ttl=TTL).target
         time.sleep(2 * TTL)

@@ -8,7 +8,7 @@ import pytest
 from pymilvus import AsyncMilvusClient, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import CSLS, AsyncHubnessClient, HubnessClient, refresh
+from milvus_hubness import CSLS, AsyncHubnessClient, HubnessClient, Recipe, refresh
 from milvus_hubness.milvus.client import side_memory
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
 from tests.support.galleries import nnn
@@ -265,7 +265,7 @@ def test_a_search_after_a_refresh_reads_its_biases(lite):
     enabled = Enabled(lite, "IP")
     client = enabled.new_client(state_ttl=AN_HOUR)
     client.search(enabled.name, data=list(enabled.queries))
-    refresh(enabled.store, enabled.name, estimator=CSLS(4))
+    refresh(enabled.store, enabled.name, Recipe(estimator=CSLS(4)))
     # The reading of the state makes it known, not the TTL.
     client.hubness_state(enabled.name)
     enabled.state = enabled.store.info(enabled.name).state

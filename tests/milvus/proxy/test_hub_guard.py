@@ -3,7 +3,7 @@
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import Blend, MigrationOptions, QueryBank, migrate, plan_migration
+from milvus_hubness import Blend, MigrationOptions, QueryBank, Recipe, migrate, plan_migration
 from tests.support.planted import DIM, centroid, gallery, genuine
 
 ITEMS, BANK, USERS = gallery()
@@ -20,7 +20,9 @@ def shop(lite):
     client.create_collection(name, dimension=DIM, metric_type="COSINE", consistency_level="Strong")
     client.insert(name, rows_of(ITEMS, 0))
     plan = plan_migration(
-        lite.store(), name, QueryBank(BANK), estimator=Blend(), on_hub="refuse", verdict="skip"
+        lite.store(),
+        name,
+        Recipe(QueryBank(BANK), estimator=Blend(), on_hub="refuse", verdict="skip"),
     )
     return migrate(lite.store(), plan, MigrationOptions(no_writers=True)).target
 

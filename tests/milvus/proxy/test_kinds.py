@@ -11,6 +11,7 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.galleries import plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS, LIMIT = 10, 220, 20
 NAMES = ["image", "text"]
@@ -37,11 +38,7 @@ class Mixture:
         plan = plan_migration(
             self.store,
             self.source,
-            QueryBank(bank),
-            estimator=NNN(8),
-            kind=kind,
-            verdict="skip",
-            **options,
+            **as_recipe(QueryBank(bank), estimator=NNN(8), kind=kind, verdict="skip", **options),
         )
         self.name = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()

@@ -7,6 +7,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration, status
 from tests.support.galleries import plain_collection, vectors
+from tests.support.recipes import as_recipe
 
 DIM, ITEMS = 10, 40
 
@@ -31,7 +32,7 @@ def test_a_write_through_the_proxy_is_that_of_a_client(backend, prior):
     store = backend.store()
     counts = dict(enumerate(clicks.tolist()))
     options = {"prior": counts if prior == "by key" else prior, "prior_weight": 0.3}
-    plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(8), **options)
+    plan = plan_migration(store, source, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
     name = migrate(store, plan, no_writers=True).target
     assert status(store, name).prior["factor"] > 0
 

@@ -22,6 +22,7 @@ from milvus_hubness.jobs.store.generations import Batch, generation_of, referenc
 from milvus_hubness.jobs.store.protocols import undo_save_bank
 from tests.support.databases import OnMilvus, OnQdrant, write_state
 from tests.support.galleries import vectors
+from tests.support.recipes import as_recipe
 
 DIM = 8
 
@@ -210,7 +211,7 @@ def corrected(database, name, **options):
     store = database.store()
     enable(
         store,
-        plan_enable(store, name, bank, estimator=NNN(2), verdict="warn", **options),
+        plan_enable(store, name, **as_recipe(bank, estimator=NNN(2), verdict="warn", **options)),
     )
 
 
@@ -305,11 +306,11 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
     class Overlapped(database.base):
         def upsert(self, collection, batch, field, *, partition=None):
             if collection == first.collection and not seen:
-                seen.append(refresh(database.store(), second, bank=banks[second], force=True))
+                seen.append(refresh(database.store(), second, banks[second], force=True))
             super().upsert(collection, batch, field, partition=partition)
 
     seen = []
-    refresh(database.store(Overlapped), first.name, bank=banks[first.name], force=True)
+    refresh(database.store(Overlapped), first.name, banks[first.name], force=True)
     assert seen
     for name, bank in banks.items():
         reference = store.info(name).state.profile.bank
@@ -328,9 +329,7 @@ def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_a
 
     for seed, expected in ((7, 0), (8, 2), (9, 4)):
         assert (
-            refresh(
-                database.store(Watched), shared.name, bank=bank_of(seed).queries, force=True
-            ).action
+            refresh(database.store(Watched), shared.name, bank_of(seed).queries, force=True).action
             == "full"
         )
         assert len(scans) == expected
@@ -343,7 +342,7 @@ def test_a_tampered_bank_is_replaced_by_a_file_or_taken_as_it_is(database):
     rows = shared.store._read_bank_rows(reference, ["queries"])
     first = [key for key, row in zip(rows.keys, rows.rows, strict=True) if row["number"] == 0]
     shared.store.delete(shared.collection, first)
-    done = refresh(shared.store, shared.name, bank=original, force=True)
+    done = refresh(shared.store, shared.name, original, force=True)
     assert "the bank changed" in done.reason
     assert shared.state.profile.bank == reference
     assert shared.store.load_bank(reference).queries.fingerprint == original.fingerprint

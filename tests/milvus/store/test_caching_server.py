@@ -14,6 +14,7 @@ from milvus_hubness import (
     NNN,
     MilvusStore,
     QueryBank,
+    Recipe,
     disable,
     enable,
     plan_enable,
@@ -209,9 +210,9 @@ def test_jobs_one_after_another_flush_nothing_of_ours(aging, clock, monkeypatch)
         assert aging.client().describe_collection(name)["aliases"]
     flushed = without_flushes(store, monkeypatch)
     banks = [QueryBank(vectors(np.random.default_rng(seed), 30, DIM)) for seed in (1, 2)]
-    plan = plan_enable(store, name, banks[0], estimator=NNN(4))
+    plan = plan_enable(store, name, Recipe(banks[0], estimator=NNN(4)))
     enable(store, plan)
-    refresh(store, name, bank=banks[1], force=True)
+    refresh(store, name, banks[1], force=True)
     disable(store, name)
     assert LEDGER not in flushed
     assert store.fences_of(name) == []

@@ -15,6 +15,7 @@ from milvus_hubness import (
     MigrationOptions,
     NoMigration,
     QueryBank,
+    Recipe,
     StoreError,
     cutover,
     migrate,
@@ -91,7 +92,9 @@ def bank_vectors():
 def migrated(backend, store, **switch):
     name = backend.name("source")
     plain_collection(backend.client(), name, vectors(np.random.default_rng(1), ITEMS, DIM), "IP")
-    plan = plan_migration(store, name, QueryBank(bank_vectors()), estimator=NNN(4), **switch)
+    plan = plan_migration(
+        store, name, Recipe(QueryBank(bank_vectors()), estimator=NNN(4)), **switch
+    )
     return migrate(store, plan, ALONE)
 
 
@@ -129,7 +132,7 @@ def test_a_run_sees_the_copy_whose_record_is_hidden(served):
     done = migrated(served, served.store())
     client, store = blind(served, LEDGER)
     plan = plan_migration(
-        store, done.source, QueryBank(bank_vectors()), estimator=NNN(4), target=done.target
+        store, done.source, Recipe(QueryBank(bank_vectors()), estimator=NNN(4)), target=done.target
     )
     assert migrate(store, plan, ALONE).id == done.id
     assert client.flushed.count(LEDGER) == 1

@@ -15,6 +15,7 @@ from milvus_hubness import (
     InvalidParameter,
     MilvusStore,
     QueryBank,
+    Recipe,
     plan_enable,
     plan_migration,
 )
@@ -109,13 +110,13 @@ def shop(tmp_path):
 
 def test_arrays_of_structs_are_neither_copied_nor_rewritten(shop):
     with pytest.raises(CannotMigrate) as refused:
-        plan_migration(shop, "shop", BANK, estimator=NNN(4))
+        plan_migration(shop, "shop", Recipe(BANK, estimator=NNN(4)))
     assert str(refused.value) == (
         "'shop' cannot be migrated: field 'chunks' has arrays of structs, which are not supported: "
         "milvus-hubness enable corrects without a copy"
     )
 
-    plan = plan_enable(shop, "shop", BANK, estimator=NNN(4))
+    plan = plan_enable(shop, "shop", Recipe(BANK, estimator=NNN(4)))
     assert plan.sides == ("shop__bias_a", "shop__bias_b")
 
 
