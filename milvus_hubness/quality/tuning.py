@@ -475,6 +475,9 @@ class Tuning(TrialTable):
     log: QueryBank = field(repr=False, compare=False)
     """The bank with the groups of its near copies; not in `to_dict`."""
 
+    cosine: float = field(repr=False, compare=False)
+    """The smallest one between near copies of a query, 1 for repeats only; not in `to_dict`."""
+
     figures: Figures | None = field(repr=False, compare=False)
     """What the bank shows of the default method; None for a bank of under 40 queries. `to_dict` has
     the findings that follow."""
@@ -515,7 +518,7 @@ class Tuning(TrialTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        of_the_bank = {"log", "figures", "bias"}
+        of_the_bank = {"log", "cosine", "figures", "bias"}
         plain = {
             entry.name: measures.as_plain(getattr(self, entry.name))
             for entry in fields(self)
@@ -600,8 +603,9 @@ def tune(
     elif real is not None:
         real = real[_some(len(real), rng, _most_queries(real))]
     n_items = len(items)
-    whole = None if pairs is None else Whole(items, pairs, targets)
+    all_items, all_pairs = items, pairs
     items, pairs, numbers = _some_items(items, pairs, rng)
+    whole = None if all_pairs is None else Whole(all_items, all_pairs, targets, numbers)
     # Kinds and priors are tried on the part alone, and several vectors take too long.
     judges_all = kinds is None and preference is None and not is_token_rows(items)
     drawn = ""
@@ -674,6 +678,7 @@ def tune(
         real_queries=0 if real is None else len(searched),
         seed=seed,
         log=copies.bank,
+        cosine=copies.cosine,
         figures=best.figures,
         bias=bias if bias is not None and len(bias) == n_items else None,
         prior_weight=best.decision.prior_weight if applies else None,
@@ -915,18 +920,41 @@ class Whole(NamedTuple):
     items: Vectors
     pairs: Pairs
     targets: QueryBank | None
+    part: npt.NDArray[np.int64]
+    """(n,) the numbers of the items that methods were tried on."""
 
-    def measured(self, chosen: Trial, swept: QueryBank) -> tuple[Vectors, Values]:
+    def measured(
+        self, picked: Trial, swept: QueryBank, *, is_demanded: bool
+    ) -> tuple[Vectors, Values]:
         """Return the bias of the choice at strength 1, and the measure of each query without and with
         it, (2, n_queries), among all items.
+
+        picked: as it was tried on the part. is_demanded: whether the choice is that less the demand of
+        the bank.
         """
-        # As it was tried: the agreement, which another fit would measure again, is that of the trial.
-        bias = chosen.estimator.settled().gallery_biases(swept, self.items, self.targets)
-        trial = chosen._replace(
-            bias=np.float32(chosen.strength) * bias,
-            activated=activated_by(chosen.gate, swept.condensed.vectors, self.items),
+        strength = np.float32(picked.strength)
+        trial = picked._replace(
+            bias=strength * self._biases(picked, swept),
+            activated=activated_by(picked.gate, swept.condensed.vectors, self.items),
         )
-        return bias, self.pairs.search([trial], self.items).values
+        if is_demanded:
+            trial = _with_demand(trial, swept, self.items)
+        return trial.bias / strength, self.pairs.search([trial], self.items).values
+
+    def _biases(self, picked: Trial, swept: QueryBank) -> Vectors:
+        """Return the biases of all items, (n_items,), at strength 1."""
+        # As they were tried: others than those of the part are biases of the same fit, whose agreement
+        # is that of the trial.
+        fitted = picked.estimator.settled().fit(
+            swept, gallery=self.items[self.part], target_bank=self.targets
+        )
+        biases = np.empty(len(self.items), np.float32)
+        biases[self.part] = picked.bias / np.float32(picked.strength)
+        others = np.setdiff1d(np.arange(len(self.items)), self.part, assume_unique=True)
+        for start in range(0, len(others), MOST_ITEMS):
+            block = others[start : start + MOST_ITEMS]
+            biases[block] = fitted.bias(self.items[block])
+        return biases
 
 
 def decide(
@@ -972,7 +1000,8 @@ def decide(
         # Among more items, right ones come first less often. By how much a choice made without a
         # query is worse for it, the part shows.
         choice_in_part = pairs.search([chosen], gallery).values[1]
-        bias, (raw, choice) = whole.measured(chosen, swept)
+        is_demanded = chosen is not picked
+        bias, (raw, choice) = whole.measured(picked, swept, is_demanded=is_demanded)
         cross_fitted = choice + cross_fitted - choice_in_part
 
     judged = judge_labelled(

@@ -323,6 +323,7 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
             "reason": tuned.tuning.why,
         },
         figures=tuned.tuning.figures,
+        cosine=tuned.tuning.cosine,
     )
     progress("searching for the page", 1, 1)
     diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))

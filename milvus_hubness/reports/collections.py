@@ -23,7 +23,7 @@ from milvus_hubness.correction.codec.arrays import Floats, lengths_of
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, gallery_kinds, grouped, reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
-from milvus_hubness.correction.near_copies import with_groups
+from milvus_hubness.correction.near_copies import directions_of, groups_at, with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
@@ -334,12 +334,13 @@ def diagnose_gallery(
     group_by: str | None = None,
     verdict: Mapping[str, Any] | None = None,
     figures: Figures | None = None,
+    cosine: float | None = None,
     runs: RunFiles | None = None,
 ) -> Diagnosis:
     """Report the hubs of a gallery with biases, as `diagnose` does.
 
-    judged: judgements about its rows, in place of queries, see `Judgements.within`. figures: what the
-    bank shows, if somebody has found it out. Raises
+    judged: judgements about its rows, in place of queries, see `Judgements.within`. figures, cosine: what
+    the bank shows, and the smallest cosine between near copies, if somebody has found them out. Raises
     DimensionMismatch, and with runs InvalidInput and UnreadableFile.
     """
     gallery = biased.gallery
@@ -385,7 +386,7 @@ def diagnose_gallery(
         query_texts=texts,
         strength=biased.strength,
         activated=activated,
-        query_groups=_groups(biased, queries),
+        query_groups=_groups(biased, queries, cosine),
         query_lengths=_lengths(biased, queries),
         verdict=verdict,
         title=title,
@@ -400,9 +401,14 @@ def diagnose_gallery(
     return replace(diagnosis, left_out=left_out)
 
 
-def _groups(biased: Biased, queries: QueryBank) -> npt.NDArray[np.int64]:
-    """Return the group of near copies of each query, (n,)."""
+def _groups(biased: Biased, queries: QueryBank, cosine: float | None) -> npt.NDArray[np.int64]:
+    """Return the group of near copies of each query, (n,).
+
+    cosine: the smallest one between near copies, as the bank shows it; None to look for it.
+    """
     layout = biased.gallery.layout
+    if cosine is not None and queries.groups is None:
+        return groups_at(directions_of(layout.reduce_queries(queries.vectors)), cosine)
     # Under L2, a reduced query has more columns, which would hide how near two queries are.
     reduced = with_groups(
         replace(queries, vectors=layout.reduce_queries(queries.vectors)),

@@ -121,9 +121,8 @@ FOUND = list(found())
 def test_the_parameters_are_found():
     names = {(name, parameter) for name, _, parameter, _ in FOUND}
     assert names >= {
-        ("plan_enable", "on_hub"),
-        ("plan_migration", "verdict"),
-        ("CorrectionConfig", "on_hub"),
+        ("Recipe", "on_hub"),
+        ("Recipe", "verdict"),
         ("MigrationOptions", "engine"),
         ("HubnessClient.insert", "bias"),
         ("NNN", "kernel"),

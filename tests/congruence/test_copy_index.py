@@ -53,8 +53,9 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     plain_collection(
         client, name, items, "COSINE", index_type="HNSW", params={"M": 8, "efConstruction": 40}
     )
-    asked = {"estimator": NNN(4), "index_type": "IVF_FLAT", "index_params": {"nlist": 12}}
-    plan = plan_migration(backend.store(), name, bank, measure=True, **asked)
+    recipe = Recipe(bank, estimator=NNN(4))
+    asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 12}}
+    plan = plan_migration(backend.store(), name, recipe, measure=True, **asked)
     assert "the source's index is HNSW" in " ".join(plan.remarks)
     told = plan.to_dict()
     assert (told["index_type"], told["index_params"], told["recall"]["index_type"]) == (

@@ -444,7 +444,7 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     none = plan_migration(
         store, name, Recipe(QueryBank(of_both), kind="auto"), target=f"{name}_other"
     )
-    assert none.kinds.rule is None
+    assert none.chosen.kinds.rule is None
     assert any("no kinds were found: queries prefer" in remark for remark in none.remarks)
 
 

@@ -109,7 +109,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert plan.chosen.strength == kept.strength
     other = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
     assert other.to_dict()["estimator"]["name"] == "WithDemand"
-    assert other.strength == 1.0
+    assert other.chosen.strength == 1.0
 
 
 def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieval):

@@ -136,7 +136,7 @@ def test_a_small_gallery_is_corrected_at_half_strength_until_real_queries_are_kn
     copy = migrate(store, plan, ALONE).target
     assert store.info(copy).state.profile.strength == 0.5
     known = plan_migration(store, lite.fill(ITEMS[:200], "IP"), Recipe(BANK, queries=REAL))
-    assert (known.verdict.verdict, known.strength) == ("apply", 1.0)
+    assert (known.chosen.verdict.verdict, known.chosen.strength) == ("apply", 1.0)
 
 
 def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):

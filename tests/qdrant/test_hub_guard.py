@@ -3,7 +3,7 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import QueryBank, UnsupportedOperation, plan_enable, plan_migration
+from milvus_hubness import Recipe, UnsupportedOperation, plan_enable, plan_migration
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from qdrant_hubness.store import QdrantStore
 from tests.support.planted import DIM, gallery
@@ -18,6 +18,6 @@ def test_a_guard_is_refused_in_one_line():
     message = "this database has no clients that watch their writes for hubs: leave on_hub off"
     for plan in (plan_migration, plan_enable):
         with pytest.raises(UnsupportedOperation, match=message):
-            plan(store, "shop", QueryBank(bank), on_hub="refuse")
+            plan(store, "shop", Recipe(bank, on_hub="refuse"))
     with pytest.raises(UnsupportedOperation, match=message):
         guard_hubs(store, "shop", "warn")

@@ -688,7 +688,7 @@ def test_a_measure_among_some_items_says_what_it_is_among_all():
     items = np.eye(6, dtype=np.float32)
     items[5] = items[0] * 2
     pairs = Pairs(items[:2], [np.array([0]), np.array([1])], np.ones(2))
-    whole = Whole(items, pairs, None)
+    whole = Whole(items, pairs, None, np.arange(5))
     assert drawn_words(whole, items, pairs, judges_all=True) == ""
     assert drawn_words(whole, items[:5], pairs, judges_all=False) == (
         "R@1 is measured among 5 of 6 items, with all right ones: as it is, R@1 is 100.0% there and "

@@ -260,8 +260,8 @@ def test_a_prior_has_one_source_and_its_log_is_read_before_the_service_starts(tm
     assert not file_faults(file)
     [table] = file.config.collection
     options = table.refresh_options(None, full=True)
-    assert (options.prior, options.prior_weight) == ({4: 2, 7: 1}, 0.2)
-    assert table.refresh_options(None, full=False).prior is None, "the stored clicks count"
+    assert (options.recipe.prior, options.recipe.prior_weight) == ({4: 2, 7: 1}, 0.2)
+    assert table.refresh_options(None, full=False).recipe.prior is None, "the stored clicks count"
 
     missing = config_file(tmp_path, text.replace("clicks.npz", "gone.npz"))
     assert "gone.npz" in str(file_faults(missing))
@@ -279,7 +279,7 @@ def test_keys_by_any_name_are_those_of_the_pairs_and_of_the_clicks(tmp_path, als
     named = config_file(tmp_path, text + 'key_column = "sort"\n')
     assert not file_faults(named)
     options = named.config.collection[0].refresh_options(None, full=True)
-    assert options.prior == {4: 1, 7: 1}
+    assert options.recipe.prior == {4: 1, 7: 1}
     assert options.judgements.keys == [(4,), (7,)]
     assert "sort" in str(file_faults(config_file(tmp_path, text)))
     alone = '[[collection]]\nname = "products"\nkey_column = "sort"\n'

@@ -172,23 +172,23 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
     file, job = config_file(tmp_path, PRODUCTS + 'bank = "past.npy"\nmethod = "nnn"\n'), Job()
     with Running(file, job) as running:
         running.wait_for("ready")
-        assert (job.calls[0][1].bank.dim, job.calls[0][1].estimator) == (3, NNN())
+        assert (job.calls[0][1].recipe.bank.dim, job.calls[0][1].recipe.estimator) == (3, NNN())
         (tmp_path / "past.npy").write_text("broken")
         worker = running.service._workers[0]
         worker.request("refresh")
         assert "past.npy" in running.wait_for("reconciled", 2)["message"]
         assert running.wait_for("reconciled", 3)["result"] == "ok"
-        assert (job.calls[1][1].bank, job.calls[1][1].estimator) == (None, None)
+        assert (job.calls[1][1].recipe.bank, job.calls[1][1].recipe.estimator) == (None, None)
         assert "past.npy" in ask(f"{running.url}/")[1]
         assert samples(running.url)[("failures_in_a_row",)] == 1
         np.save(tmp_path / "past.npy", np.ones((2, 4)))
         worker.request("fill")
         assert running.wait_for("reconciled", 4)["result"] == "ok"
-        assert job.calls[2][1].bank.dim == 4
+        assert job.calls[2][1].recipe.bank.dim == 4
         assert samples(running.url)[("failures_in_a_row",)] == 0
         worker.request("fill")
         running.wait_for("reconciled", 5)
-        assert job.calls[3][1].bank is None
+        assert job.calls[3][1].recipe.bank is None
 
 
 def test_another_process_at_work_is_no_failure(file):

@@ -24,7 +24,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
-from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn
+from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn, fits_of_alike
 from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import InvalidParameter
 
@@ -116,8 +116,13 @@ class Blend(Estimator, alias="blend"):
         if inputs.start is not None:
             start = check_potentials(bank, inputs.start, self.potentials)
 
+        # Each that starts from potentials of its own needs passes of its own, but few of them.
+        together = fits_of_alike(self.estimators, bank, inputs) if start is None else {}
         fits = []
-        for estimator, columns in self.with_columns():
+        for number, (estimator, columns) in enumerate(self.with_columns()):
+            if number in together:
+                fits.append(together[number])
+                continue
             own_start = None
             if start is not None and estimator.potentials:
                 own_start = start[:, columns]

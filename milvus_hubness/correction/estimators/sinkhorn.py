@@ -297,6 +297,29 @@ def fit_together(
     return fits
 
 
+def fits_of_alike(
+    estimators: Sequence[Estimator], bank: QueryBank, inputs: FitInputs
+) -> dict[int, FittedBias]:
+    """Return the fits of those that differ in tau and temperature only, by their numbers: passes over
+    the scores, of which a fit takes many, serve all of a kind. Others, and single ones, have none here.
+    """
+    kinds: dict[Sinkhorn, list[tuple[int, Sinkhorn]]] = {}
+    for number, estimator in enumerate(estimators):
+        if isinstance(estimator, Sinkhorn) and estimator.strength != "agreement":
+            alike = replace(estimator, tau=1.0, temperature=None, strength=1.0, items=None)
+            kinds.setdefault(alike, []).append((number, estimator))
+
+    fits: dict[int, FittedBias] = {}
+    for numbered in kinds.values():
+        if len(numbered) > 1:
+            numbers, some = zip(*numbered, strict=True)
+            gallery = require_gallery(bank, inputs.gallery, type(some[0]).__name__)
+            measured = [estimator.measured(bank, gallery) for estimator in some]
+            together = fit_together(measured, bank, inputs)
+            fits |= {number: fit for number, (fit, _) in zip(numbers, together, strict=True)}
+    return fits
+
+
 def _balanced_items(estimator: Sinkhorn, bank: QueryBank, inputs: FitInputs) -> Vectors:
     """Return the items to balance the bank against: gallery, then target bank if it is needed."""
     items = require_gallery(bank, inputs.gallery, type(estimator).__name__)

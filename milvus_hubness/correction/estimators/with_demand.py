@@ -164,8 +164,12 @@ class WithDemand(Estimator, alias="demand"):
         """
         condensed = bank.condensed
         counts = self._counts_of(condensed)
-        measured = self.measured(condensed, items)
-        demanded = measured._with_factor(counts, score_spread(condensed, items))
+        # Before the spread of scores is measured, which takes long.
+        if not self._with_factor(counts, 1.0).factor:
+            return biases
+
+        spread = score_spread(condensed, items)
+        demanded = self.measured(condensed, items)._with_factor(counts, spread)
         if not demanded.factor:
             return biases
 

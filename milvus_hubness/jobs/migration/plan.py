@@ -222,10 +222,11 @@ def plan_migration(
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
     obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
-    expect_store(store)
     expect_client_ttl(client_ttl)
     expect_index(index_type, index_params)
-    recipe = Recipe.of(recipe).read(store, source, field)
+    recipe = Recipe.of(recipe)
+    expect_store(store)
+    recipe = recipe.read(store, source, field)
     present, field = _correctable(store, source, field)
 
     # From here on, the source is described with the copy's index, which decides on the layout.

@@ -389,6 +389,30 @@ def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
     np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
 
 
+def test_a_blend_fits_those_that_differ_in_temperature_in_shared_passes(monkeypatch):
+    """Each has the biases of a fit by itself, also where other ones stand between them."""
+    alike = (Sinkhorn(0.2), Sinkhorn(temperature=0.5), Sinkhorn(temperature=1.0))
+    others = (NNN(4), Sinkhorn(0.2, iterations=3), DualBankSinkhorn(0.3))
+    members = (alike[0], others[0], alike[1], others[1], others[2], alike[2])
+    targets = QueryBank(RNG.standard_normal((20, 8)) / 3)
+    weights = np.arange(1, 7) / 21
+    wanted = weights @ np.stack(
+        [each.fit(BANK, gallery=GALLERY, target_bank=targets).bias(GALLERY) for each in members]
+    )
+    passes = []
+    from_bank = AllScores.from_bank
+    monkeypatch.setattr(
+        AllScores,
+        "from_bank",
+        lambda steps, f, taus: passes.append(len(taus)) or from_bank(steps, f, taus),
+    )
+    fitted = Blend(members, weights, strength=1.0).fit(BANK, gallery=GALLERY, target_bank=targets)
+    np.testing.assert_allclose(fitted.bias(GALLERY), wanted, atol=1e-6)
+    assert passes.count(3) > 0
+    restored = fitted.estimator.restore(BANK, fitted.potentials, target_bank=targets)
+    np.testing.assert_allclose(restored.bias(GALLERY), wanted, atol=1e-6)
+
+
 @needs_real_data
 def test_new_items_are_corrected_as_a_refit_corrects_them_on_real_data():
     task = load_task("caption_document")

@@ -3,33 +3,14 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import InvalidParameter, QueryBank, RefreshOptions
-from milvus_hubness.jobs.common.judging import Judging
-from milvus_hubness.jobs.common.kinds import KindRequest
-from milvus_hubness.jobs.common.priors import PriorRequest
-from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationRequest
-
-UNSET = (
-    *("target_bank", "estimator", "gate", "field", "target", "bank_collection", "alias"),
-    *("index_type", "index_params"),
-)
+from milvus_hubness import InvalidInput, InvalidParameter, Recipe, RefreshOptions
+from milvus_hubness.jobs.migration.plan import MigrationOptions, plan_migration
 
 
-def request(**changed):
-    given = {
-        **dict.fromkeys(UNSET),
-        "source": "products",
-        "bank": QueryBank.of(np.eye(4)),
-        "prior": PriorRequest(),
-        "kinds": KindRequest.of(None),
-        "rename": False,
-        "measure": False,
-        "restart": False,
-        "judging": Judging.of(None, None),
-        "client_ttl": 0.0,
-        "on_hub": "off",
-    }
-    return MigrationRequest(**given | changed)
+def planned(**changed):
+    """Plan a migration in no database."""
+    words = {"gate": changed.pop("gate")} if "gate" in changed else {}
+    plan_migration(None, "products", Recipe(np.eye(4), **words), **changed)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +27,7 @@ def request(**changed):
 )
 def test_a_migration(name, value, message):
     with pytest.raises(InvalidParameter) as refused:
-        request(**{name: value})
+        planned(**{name: value})
     assert message in str(refused.value)
     if name == "client_ttl":
         for options in (MigrationOptions, RefreshOptions):
@@ -55,5 +36,6 @@ def test_a_migration(name, value, message):
 
 
 def test_numbers_of_numpy_are_numbers():
-    taken = request(client_ttl=np.float32(1.5), index_params={"M": 16})
-    assert taken.client_ttl == 1.5
+    with pytest.raises(InvalidInput, match="store"):
+        planned(client_ttl=np.float32(1.5), index_params={"M": 16})
+    assert MigrationOptions(client_ttl=np.float32(1.5)).client_ttl == 1.5

@@ -22,7 +22,7 @@ DIM = 16
 
 def standing(bank, estimator=None, strength=1.0):
     kept = StoredBank(QueryBank(bank), np.empty((len(bank), 0), np.float32))
-    return RefreshPlan(estimator or NNN(8), kept, strength, "")
+    return RefreshPlan(estimator or NNN(8), strength, bank=kept, reason="")
 
 
 def unit(rows):
