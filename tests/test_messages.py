@@ -112,14 +112,17 @@ COMMANDS = {
     "bank sample songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
     "tune products": f"'products' is not corrected and has no bank: pass --bank FILE {README}",
     "diagnose products --queries bank.npy": f"'products' is not corrected: pass --bank FILE {README}",
-    "explain products 7": f"'products' is not corrected: pass --bank FILE {README}",
-    "explain songs_hubness": "Invalid value: nothing to explain: give the KEY of a row, --query FILE or --query-number",
-    "explain songs_hubness 700": "'songs_hubness' has no row with the key '700' and a valid vector: check the key",
-    "explain songs_hubness 7 --query-text text": (
+    "hubs products --row 7": f"'products' is not corrected: pass --bank FILE {README}",
+    "hubs songs_hubness --query-text text": (
+        "Invalid value: --query-text is of --row, --query or --query-number: pass one"
+    ),
+    "hubs songs_hubness --row 7 --suspicious": "Invalid value: give --row or --query or --suspicious, not both",
+    "hubs songs_hubness --row 700": "'songs_hubness' has no row with the key '700' and a valid vector: check the key",
+    "hubs songs_hubness --row 7 --query-text text": (
         "the stored bank has no texts: pass --bank FILE, the file that it was read from"
     ),
-    "explain songs_hubness --query-number 40": "no query 40: choose one from 0 to 39 with --query-number",
-    "explain songs_hubness --query narrow.npy": (
+    "hubs songs_hubness --query-number 40": "no query 40: choose one from 0 to 39 with --query-number",
+    "hubs songs_hubness --query narrow.npy": (
         "the field has dimension 8; the bank from narrow.npy has 7: embed both with one model"
     ),
     "hubs songs_hubness --csv --json": "Invalid value: give --csv or --json, not both",

@@ -42,7 +42,7 @@ PANELS = {
         "uri", "db", "token_file", "application_token_file", "ca", "cert", "cert_key",
         "field", "filter", "vector", "pairs",
         "pairs_queries", "key_column", "ignore_identical", "queries",
-        "query", "query_number", "items", "metric", "query_text", "collection",
+        "row", "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "upstream_cert", "upstream_key", "renamed_from",
     ),

@@ -8,23 +8,31 @@ import typer
 
 from milvus_hubness.basics.defaults import ALERT_BUDGET, OnHub
 from milvus_hubness.cli import console, options
-from milvus_hubness.cli.explain import Top, read_rows
+from milvus_hubness.cli.explained import TOP, Explaining, read_rows
 
 if TYPE_CHECKING:
     from milvus_hubness.reports.explain import Hubs
     from milvus_hubness.reports.suspicious import HubScan
+
+LISTED = 50
+"""Rows of a list, unless a number is given."""
 
 
 def hubs(
     collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
+    explaining: Explaining,
     connection: options.Connection,
     queries: Annotated[
         str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
     ] = None,
     field: options.Field = None,
-    top: Top = 50,
+    top: Annotated[
+        int | None,
+        f"Number of rows or queries to list. [default: {LISTED}; of an explanation {TOP}]",
+        {"min": 1},
+    ] = None,
     suspicious: Annotated[
         bool, "List rows that look like planted hubs, with the evidence for each."
     ] = False,
@@ -39,7 +47,7 @@ def hubs(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the hubs and anti-hubs of a collection, or rows that look planted; guard new rows.
+    """List the hubs of a collection, or rows that look planted; explain one row or query; guard new rows.
 
     N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have
     none; the share is that of all answers. A collection that is not corrected needs --bank.
@@ -48,6 +56,7 @@ def hubs(
     Example: milvus-hubness hubs products --suspicious
     """
     outputs = {
+        "--row or --query": explaining.is_named,
         "--suspicious": suspicious,
         "--on-hub": on_hub is not None,
         "--csv": as_csv,
@@ -58,12 +67,21 @@ def hubs(
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
 
-    if suspicious:
-        _scan(collection, bank, connection, field, top, alert_budget, as_json=as_json)
+    if explaining.is_named and queries:
+        raise typer.BadParameter("--queries are counted: give those to explain as --query")
+
+    if explaining.is_named:
+        estimator = estimating.estimator()
+        store = connection.open()
+        explaining.show(store, collection, bank, estimator, field, top, as_json=as_json)
+    elif suspicious:
+        _scan(collection, bank, connection, field, top or LISTED, alert_budget, as_json=as_json)
     elif on_hub is not None:
         _guard(collection, connection, field, on_hub, as_json=as_json)
     else:
-        _list(collection, bank, estimating, connection, queries, field, top, as_csv, as_json)
+        _list(
+            collection, bank, estimating, connection, queries, field, top or LISTED, as_csv, as_json
+        )
 
 
 def _list(

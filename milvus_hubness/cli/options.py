@@ -61,7 +61,6 @@ Cert = Annotated[
     "Certificate of this client, a PEM file, for a server that wants one; with --key.",
     {"envvar": CERT_VARIABLE},
 ]
-# Named so, since `explain` has a parameter `key`.
 CertKey = Annotated[
     Path | None,
     typer.Option(

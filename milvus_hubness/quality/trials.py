@@ -35,7 +35,11 @@ from milvus_hubness.correction.estimators.base import (
     score_spread,
     split_in_half,
 )
-from milvus_hubness.correction.estimators.sinkhorn import fit_together
+from milvus_hubness.correction.estimators.sinkhorn import (
+    NEIGHBORS,
+    fit_together,
+    neighbors_of_look,
+)
 from milvus_hubness.correction.estimators.steps import AllScores
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import TopK
@@ -104,10 +108,6 @@ BLENDED = 0.375
 """The temperature of Sinkhorn in the default Blend."""
 STRENGTHS = (0.5, 0.75, 1.0)
 """Factors on biases that have no factor among their own parameters."""
-DENSE_SCORES = 20_000_000
-"""Number of scores up to which Sinkhorn reads all of them."""
-NEIGHBORS = 64
-"""Nearest pairs of each query and item that Sinkhorn reads beyond that."""
 
 Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
@@ -352,7 +352,7 @@ def _by_method(
 
     # The first columns only: `_mean_trials` may need more neighbours than Sinkhorn reads.
     near_queries = TopK(*(columns[:, :NEIGHBORS] for columns in nearest_queries))
-    neighbors = _neighbors(len(bank) * len(gallery))
+    neighbors = neighbors_of_look(len(bank) * len(gallery))
     fits, blended = _sinkhorn_fits(whole, gallery, near_queries, neighbors, unit)
     if target_bank is not None:
         duals = _dual_fits(bank, gallery, target_bank, unit)
@@ -475,7 +475,7 @@ def _sinkhorn_fits(
 
 
 def _dual_fits(bank: QueryBank, gallery: Vectors, target_bank: QueryBank, unit: float) -> list[Fit]:
-    neighbors = _neighbors(len(bank) * (len(gallery) + len(target_bank)))
+    neighbors = neighbors_of_look(len(bank) * (len(gallery) + len(target_bank)))
     duals = [
         DualBankSinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
         for temperature in TEMPERATURES
@@ -491,10 +491,6 @@ def _sinkhorn_of_half(half: _SearchedBank, gallery: Vectors, neighbors: int | No
     inputs = FitInputs(gallery, None, None, half.bank)
     [fit] = fit_together([sinkhorn], half.bank, inputs, (near_queries, half.nearest_items))
     return fit
-
-
-def _neighbors(scores: int) -> int | None:
-    return None if scores <= DENSE_SCORES else NEIGHBORS
 
 
 def _blend_trials(

@@ -21,6 +21,7 @@ from milvus_hubness.correction.estimators.base import (
     require_gallery,
     score_spread,
 )
+from milvus_hubness.correction.estimators.blend import default_of_look
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
 from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
@@ -383,7 +384,7 @@ def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
     # Scores of several vectors take long: the fit and its biases share them.
     items = scored(items, bank.vectors)
-    return Blend(strength=1.0).clamped(len(bank)).gallery_biases(bank, items)
+    return default_of_look(bank, items).gallery_biases(bank, items)
 
 
 MOST_ITEMS = 20_000

@@ -11,7 +11,7 @@ COMMANDS = {
     "token": (1, "status products --token-file {}"),
     "bank": (1, "hubs products --method nnn --bank {}.npy"),
     "pairs": (1, "tune products --bank bank.npy --pairs {}.npz"),
-    "queries": (1, "explain products --bank bank.npy --query {}.parquet"),
+    "queries": (1, "hubs products --bank bank.npy --query {}.parquet"),
     "configuration": (2, "serve --check --config {}"),
     "certificate": (2, "proxy --upstream localhost:1 --tls-cert {} --tls-key {}"),
     "authorities": (2, "proxy --upstream localhost:1 --upstream-tls --upstream-ca {}"),

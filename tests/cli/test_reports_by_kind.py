@@ -1,4 +1,4 @@
-"""`tune`, `diagnose`, `explain` and `status` of a collection with photos and texts, from the command."""
+"""`tune`, `diagnose`, `hubs` and `status` of a collection with photos and texts, from the command."""
 
 import json
 
@@ -84,10 +84,10 @@ def test_diagnose_and_explain_compare_by_kind(shop, run, files):
     assert served["value_after"] == pytest.approx(photos["value_after"], abs=0.02)
     assert f"{served['value_before']:.1%} -> " in words(shown)
 
-    explained = run("explain", "shop_hubness", "--query-number", "3")
+    explained = run("hubs", "shop_hubness", "--query-number", "3")
     assert "raw score + by kind - 1 x bias = corrected score" in words(explained)
-    told = json.loads(run("explain", "shop_hubness", "--query-number", "3", "--json").stdout)
-    for answer in told["explain"]["query"]["answers"]:
+    told = json.loads(run("hubs", "shop_hubness", "--query-number", "3", "--json").stdout)
+    for answer in told["hubs"]["query"]["answers"]:
         total = answer["raw_score"] + answer["by_kind"] - answer["bias"]
         assert total == pytest.approx(answer["corrected_score"], abs=2e-6)
 

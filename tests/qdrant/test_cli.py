@@ -201,7 +201,6 @@ LOOKS = {
     "tune": "items --bank bank.npy",
     "diagnose": "items --bank bank.npy --queries other.npy",
     "hubs": "items --bank bank.npy --top 3",
-    "explain": "items 3 --bank bank.npy",
     "status": "items",
 }
 

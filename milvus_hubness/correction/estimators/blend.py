@@ -24,8 +24,9 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
-from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn, fits_of_alike
+from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn, fits_of_alike, neighbors_of_look
 from milvus_hubness.correction.kernels.checks import finite_number
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.errors import InvalidParameter
 
 
@@ -183,3 +184,15 @@ class Blend(Estimator, alias="blend"):
             potentials=np.hstack([fit.potentials for fit in fits]),
             new_formula=formula(are_new=True),
         )
+
+
+def default_of_look(bank: QueryBank, items: Vectors) -> Blend:
+    """Return the default Blend at full strength, as a look at a bank fits it on items (n, d): see
+    `neighbors_of_look`.
+    """
+    relative, sinkhorn = Blend().estimators
+    assert isinstance(sinkhorn, Sinkhorn), "it is a part of the default"
+    # Scores of several vectors are computed once and stored, and take far longer than the iterations.
+    if not is_token_rows(items):
+        sinkhorn = replace(sinkhorn, neighbors=neighbors_of_look(len(bank) * len(items)))
+    return Blend((relative, sinkhorn), strength=1.0).clamped(len(bank))

@@ -100,7 +100,16 @@ def iterate(
 
 
 NEIGHBORS = 64
-"""Number of the nearest on each side, if an iteration over all scores would take minutes."""
+"""Number of the nearest on each side, if iterations over all scores would take too long."""
+DENSE_SCORES = 20_000_000
+"""Number of scores up to which a look at a bank reads all of them in each iteration."""
+
+
+def neighbors_of_look(scores: int) -> int | None:
+    """Return the `neighbors` of a Sinkhorn with which a look at a bank tries a method on so many scores:
+    a job, whose biases stay, takes minutes where this takes seconds.
+    """
+    return None if scores <= DENSE_SCORES else NEIGHBORS
 
 
 class SinkhornDiagnostics(NamedTuple):

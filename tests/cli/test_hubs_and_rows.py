@@ -1,4 +1,4 @@
-"""`explain` and `hubs` give the scores, ranks and counts of a plain float64 computation, at every bias location."""
+"""`hubs` lists and explains what a plain float64 computation gives, at every bias location."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from tests.support.galleries import as_distance, plain_collection, similarity, v
 
 ROWS, K, DEPTH = 50, 4, 10
 NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", str(K))
+QUERIES = ("--bank-column", "queries")
 ENABLE = ("enable", "photos", *NNN, "--force")
 LOCATIONS = {
     "vector": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
@@ -69,7 +70,7 @@ def test_they_agree_with_a_plain_computation(files, run, location):
     )
 
     key = hubs[0]["key"]
-    row = read(run, "explain", name, str(key), *needed)["explain"]["row"]
+    row = read(run, "hubs", name, "--row", str(key), *needed)["hubs"]["row"]
     assert (row["key"], row["before"], row["after"]) == (key, counts[0][key], counts[1][key])
     assert row["bias"] == pytest.approx(biases[key], abs=1e-5)
     assert row["rows_with_less_bias"] == pytest.approx((biases < biases[key]).mean())
@@ -86,15 +87,13 @@ def test_they_agree_with_a_plain_computation(files, run, location):
 
     np.save("new.npy", bank[[7, 3]])
     found = read(
-        run, "explain", name, *needed, "--query", "new.npy", "--query-number", "1", "--top", "5"
+        run, "hubs", name, *needed, "--query", "new.npy", "--query-number", "1", "--top", "5"
     )
     assert (
-        found["explain"]["query"]
-        == read(run, "explain", name, *needed, "--query-number", "3", "--top", "5")["explain"][
-            "query"
-        ]
+        found["hubs"]["query"]
+        == read(run, "hubs", name, *needed, "--query-number", "3", "--top", "5")["hubs"]["query"]
     ), "a query of the bank has its number there"
-    answers = found["explain"]["query"]["answers"]
+    answers = found["hubs"]["query"]["answers"]
     assert [answer["key"] for answer in answers] == np.argsort(-(raw - biases)[3])[:5].tolist()
     for answer in answers:
         key = answer["key"]
@@ -107,9 +106,9 @@ def test_they_agree_with_a_plain_computation(files, run, location):
         )
         assert own == pytest.approx(expected, abs=1e-4)
     last = int(np.argmax(after[3]))
-    answers = read(run, "explain", name, str(last), *needed, "--query-number", "3", "--top", "5")[
-        "explain"
-    ]["query"]
+    answers = read(
+        run, "hubs", name, "--row", str(last), *needed, "--query-number", "3", "--top", "5"
+    )["hubs"]["query"]
     assert [(answer["key"], answer["corrected_rank"]) for answer in answers["answers"][5:]] == [
         (last, ROWS)
     ]
@@ -130,12 +129,13 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
         "4",
     )
     hub = read(run, "hubs", "products", *NNN, "--top", "1")["hubs"]["rows"][0]
-    shown = run("explain", "products", str(hub["key"]), *bank_with_texts, "--top", "3").stdout
+    shown = run("hubs", "products", "--row", str(hub["key"]), *bank_with_texts, "--top", "3").stdout
     assert f"of {hub['before']} of 40 bank queries -> {hub['after']}" in shown
     assert shown.count("red shoes") == 3
     shown = run(
-        "explain",
+        "hubs",
         "products",
+        "--row",
         str(hub["key"]),
         *bank_with_texts,
         "--query-number",
@@ -147,7 +147,7 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
     assert "COSINE: raw score - 1 x bias = corrected score" in shown
     assert "raw rank" in shown
     of_rows = ("--query", "collection:products", "--query-text", "note", "--query-number", "9")
-    assert read(run, "explain", "products", *NNN, *of_rows)["explain"]["query"]["text"] == "n9"
+    assert read(run, "hubs", "products", *NNN, *of_rows)["hubs"]["query"]["text"] == "n9"
     shown = run("hubs", "products", *NNN, "--top", "2").stdout
     assert f"{hub['before']} -> {hub['after']}" in shown
     lines = list(
@@ -163,7 +163,7 @@ def test_a_gate_that_leaves_a_query_uncorrected_is_shown(files, run):
     far = vectors(np.random.default_rng(99), 200, DIM)
     np.save("far.npy", far)
     shown = [
-        read(run, "explain", "products", "--query", "far.npy", "--query-number", str(n))["explain"][
+        read(run, "hubs", "products", "--query", "far.npy", "--query-number", str(n))["hubs"][
             "query"
         ]
         for n in range(6)
@@ -180,26 +180,29 @@ def test_a_gate_that_leaves_a_query_uncorrected_is_shown(files, run):
 def test_what_is_wrong_is_said_in_one_line(files, run):
     np.savez("few.npz", queries=np.load("bank.npy"), text=np.array(["a", "b", "c"]))
     for arguments, code, *words in (
-        (["explain", "products", "7"], 1, "'products' is not corrected", "--bank FILE"),
+        (["hubs", "products", "--row", "7"], 1, "'products' is not corrected", "--bank FILE"),
         (["hubs", "products"], 1, "'products' is not corrected", "--bank FILE"),
-        (["explain", "products", "700", *NNN], 1, "'products' has no row with the key '700'", "check the key"),
-        (["explain", "products", *NNN, "--query-number", "40"], 1, "no query 40: choose one from 0 to 39"),
-        (["explain", "products", "7", "--query-text", "text"], 1, "the stored bank has no texts", "--bank FILE"),
-        (["explain", "products", "7", "--bank", "bank.parquet", "--query-text", "no"], 1, "bank.parquet", "'no'"),
-        (["explain", "products", "7", "--bank", "bank.npz", "--bank-column", "queries", "--query-text", "other"], 1,
+        (["hubs", "products", "--row", "700", *NNN], 1, "'products' has no row with the key '700'", "check the key"),
+        (["hubs", "products", *NNN, "--query-number", "40"], 1, "no query 40: choose one from 0 to 39"),
+        (["hubs", "products", "--row", "7", "--query-text", "text"], 1, "the stored bank has no texts", "--bank FILE"),
+        (["hubs", "products", "--row", "7", "--bank", "bank.parquet", "--query-text", "no"], 1, "bank.parquet", "'no'"),
+        (["hubs", "products", "--row", "7", "--bank", "bank.npz", *QUERIES, "--query-text", "other"], 1,
          "'other' of bank.npz must be 1-D, one value a query, but has shape (3, 8)"),
-        (["explain", "products", "7", "--bank", "few.npz", "--bank-column", "queries", "--query-text", "text"], 1,
+        (["hubs", "products", "--row", "7", "--bank", "few.npz", *QUERIES, "--query-text", "text"], 1,
          "'text' of few.npz has 3 texts for 40 queries"),
-        (["explain", "nowhere", "7"], 1, "no collection or alias 'nowhere'"),
+        (["hubs", "nowhere", "--row", "7"], 1, "no collection or alias 'nowhere'"),
     ):  # fmt: skip
         assert_fails(run(*arguments), code, *words)
-    for arguments in (["explain", "products"], ["hubs", "products", *NNN, "--csv", "--json"]):
+    for arguments in (
+        ["hubs", "products", "--row", "7", "--csv"],
+        ["hubs", "products", *NNN, "--csv", "--json"],
+    ):
         assert run(*arguments).returncode == 2
     assert run("migrate", "run", "products", *NNN, "--no-writers", "--force").returncode == 0
     client = connect("shop.db")
     client.delete("products__bank", filter="id != ''")
     assert_fails(
-        run("explain", "products_hubness", "7"),
+        run("hubs", "products_hubness", "--row", "7"),
         1,
         "bank 'products__bank' has no queries",
         "run refresh",

@@ -1,7 +1,8 @@
-"""The command milvus-hubness explain."""
+"""What `milvus-hubness hubs` says of one row, or of the answers to one query."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,70 +17,83 @@ if TYPE_CHECKING:
     from milvus_hubness.reports.collections import BiasedGallery
     from milvus_hubness.reports.explain import QueryExplanation, RowExplanation
 
-Top = Annotated[int, "Number of rows or queries to list.", {"min": 1}]
+TOP = 10
+"""Rows or queries of an explanation, unless a number is given."""
 
 
-def explain(
-    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
-    bank: options.BankOptions,
-    estimating: options.EstimatorOptions,
-    connection: options.Connection,
-    key: Annotated[str | None, typer.Argument(help="Primary key of the row to explain.")] = None,
+@dataclass(frozen=True)
+class Explaining:
+    """The options that choose one row, or one query, to explain."""
+
+    row: Annotated[
+        str | None,
+        "Primary key of a row: show its bias, and the bank queries that it answers, with its ranks before "
+        "and after correction; with a query, its place among the answers.",
+    ] = None
     query: Annotated[
         str | None,
-        "Queries, in the forms of --bank, of which to explain one. [default: those of the bank]",
-    ] = None,
+        "Queries, in the forms of --bank: show the scores, biases and ranks of the answers to one of them. "
+        "[default: those of the bank]",
+    ] = None
     query_number: Annotated[
-        int | None, "Number of the query to explain, from 0. [default: 0 with --query]", {"min": 0}
-    ] = None,
-    query_text: options.QueryText = None,
-    field: options.Field = None,
-    top: Top = 10,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show why a row is found or not, or why the answers to a query stand where they stand.
+        int | None, "Number of that query, from 0. [default: 0 with --query]", {"min": 0}
+    ] = None
+    query_text: options.QueryText = None
 
-    With KEY: its bias, and the bank queries that it answers, with its ranks before and after
-    correction. With --query or --query-number: the scores, biases and ranks of the answers, and of
-    KEY if it is given. A collection that is not corrected needs --bank.
+    def __post_init__(self) -> None:
+        if self.query_text and not self.is_named:
+            raise typer.BadParameter(
+                "--query-text is of --row, --query or --query-number: pass one"
+            )
 
-    Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
-    """
-    from milvus_hubness.jobs.common.inputs import read_texts
-    from milvus_hubness.quality.measures import as_plain
-    from milvus_hubness.reports import explain
+    @property
+    def is_named(self) -> bool:
+        """Whether something is to be explained."""
+        return not (self.row is None and self.query is None and self.query_number is None)
 
-    if key is None and query is None and query_number is None:
-        raise typer.BadParameter(
-            "nothing to explain: give the KEY of a row, --query FILE or --query-number"
+    def show(
+        self,
+        store: Store,
+        collection: str,
+        bank: options.BankOptions,
+        estimator: Estimator | None,
+        field: str | None,
+        top: int | None,
+        *,
+        as_json: bool,
+    ) -> None:
+        """Explain the row or the answers."""
+        from milvus_hubness.jobs.common.inputs import read_texts
+        from milvus_hubness.quality.measures import as_plain
+        from milvus_hubness.reports import explain
+
+        # Texts are those of the queries to explain; the stored bank keeps vectors alone.
+        texts_from = self.query or bank.bank
+        if self.query_text and not texts_from:
+            raise InvalidInput(
+                "the stored bank has no texts: pass --bank FILE, the file that it was read from"
+            )
+
+        queries = options.read_vectors(store, self.query)
+        biased = read_rows(store, collection, bank, estimator, field)
+        texts = None
+        if self.query_text:
+            count = len(queries or biased.bank)
+            texts = read_texts(store, texts_from, self.query_text, count)
+
+        shown = top or TOP
+        if self.query is None and self.query_number is None:
+            row = explain.explain_row(biased, str(self.row), texts)
+            result = {"hubs": {"collection": biased.info.name, "row": as_plain(row)}}
+            console.show_result(as_json, result, lambda: _show_row(row, shown))
+            return
+
+        number = self.query_number or 0
+        answers = explain.explain_query(
+            biased, queries, number, top=shown, key=self.row, texts=texts
         )
-
-    # Texts are those of the queries to explain; the stored bank keeps vectors alone.
-    texts_from = query or bank.bank
-    if query_text and not texts_from:
-        raise InvalidInput(
-            "the stored bank has no texts: pass --bank FILE, the file that it was read from"
-        )
-
-    estimator = estimating.estimator()
-    store = connection.open()
-    queries = options.read_vectors(store, query)
-    biased = read_rows(store, collection, bank, estimator, field)
-    texts = None
-    if query_text:
-        texts = read_texts(store, texts_from, query_text, len(queries or biased.bank))
-
-    if query is None and query_number is None:
-        row = explain.explain_row(biased, str(key), texts)
-        result = {"explain": {"collection": biased.info.name, "row": as_plain(row)}}
-        console.show_result(as_json, result, lambda: _show_row(row, top))
-        return
-
-    answers = explain.explain_query(
-        biased, queries, query_number or 0, top=top, key=key, texts=texts
-    )
-    result = {"explain": {"collection": biased.info.name, "query": as_plain(answers)}}
-    console.show_result(as_json, result, lambda: _show_answers(answers, query_number or 0, key))
+        result = {"hubs": {"collection": biased.info.name, "query": as_plain(answers)}}
+        console.show_result(as_json, result, lambda: _show_answers(answers, number, self.row))
 
 
 def read_rows(
