@@ -49,11 +49,13 @@ def check(
         bool,
         "Look at 5,000 rows and 1,000 queries of the bank only, in half a minute. Nothing is stored.",
     ] = False,
-    output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
+    page: Annotated[
+        Path | None, "HTML page to write: the hubs, and what correction does about them."
+    ] = None,
     show_all: ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show faults of the data, whether correction helps, and, on a page, the hubs.
+    """Show faults of the data and whether correction helps, and, on a page, the hubs.
 
     Needs past queries only; with --pairs it measures the gain. Writes no row; the verdict is stored
     at the end, and a line says if that fails. Exits with 3 if a fault of the data makes the figures
@@ -70,8 +72,9 @@ def check(
     named = (("--items", items), ("--bank", bank.bank), ("--queries", queries))
     read = [(option, Path(path)) for option, path in named if path]
     for one in (*read, *((("--pairs", Path(judging.pairs)),) if judging.pairs else ())):
-        expect_different([one, ("--output", output)])
-    check_writable(output)
+        expect_different([one, *((("--page", page),) if page else ())])
+    if page is not None:
+        check_writable(page)
 
     result = _checked(
         bank,
@@ -85,16 +88,20 @@ def check(
         kind,
         field,
         quick=quick,
+        diagnosed=page is not None,
     )
-    result.save(output)
+    if page is not None:
+        result.save(page)
     tuning = result.tuning.to_dict()
     files = ["--items", str(items), *(["--metric", metric] if metric != "COSINE" else [])]
     to_type = next_command(tuning, collection, bank, connection, field, files=files)
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
-    data = {**result.to_dict(), "next": to_type, "page": str(output)}
+    data = {**result.to_dict(diagnosed=page is not None), "next": to_type}
+    if page is not None:
+        data["page"] = str(page)
     console.show_result(
-        as_json, {"check": data}, lambda: _show(result, tuning, to_type, output, show_all)
+        as_json, {"check": data}, lambda: _show(result, tuning, to_type, page, show_all)
     )
     if collection is not None:
         store_verdict(connection.open(), result.title, result.unstored)
@@ -136,14 +143,16 @@ def _checked(
     field: str | None,
     *,
     quick: bool,
+    diagnosed: bool,
 ) -> Check:
+    """Return the check. diagnosed: whether with its diagnosis."""
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.reports.check import check
 
     with console.progress_bars(has_lines=True) as progress:
         if items is not None:
-            return check(
+            result = check(
                 items,
                 bank=QueryBank.load(bank.bank, bank.bank_column),
                 queries=queries,
@@ -155,10 +164,11 @@ def _checked(
                 quick=quick,
                 progress=progress,
             )
+            return _diagnosed(result) if diagnosed else result
 
         assert collection is not None, "the command line names items or a collection"
         store = connection.open()
-        return check(
+        result = check(
             store,
             collection,
             bank.read(store, collection, field),
@@ -173,9 +183,18 @@ def _checked(
             quick=quick,
             progress=progress,
         )
+        return _diagnosed(result) if diagnosed else result
 
 
-def _show(result: Check, tuning: dict[str, Any], to_type: str, page: Path, show_all: bool) -> None:
+def _diagnosed(result: Check) -> Check:
+    """Return the check after its diagnosis, which has a progress of its own."""
+    _ = result.diagnosis
+    return result
+
+
+def _show(
+    result: Check, tuning: dict[str, Any], to_type: str, page: Path | None, show_all: bool
+) -> None:
     """Print the faults, the verdict, and then what it rests on."""
     if result.faults:
         console.show_styled(("First: the data", "bold"))
@@ -183,4 +202,5 @@ def _show(result: Check, tuning: dict[str, Any], to_type: str, page: Path, show_
     show_verdict(result.title, tuning, to_type)
     show_trials(tuning, show_all=show_all)
     show_reasons(tuning, show_all=show_all)
-    console.say(f"\nThe hubs, and what correction does about them: {page}")
+    shown = "--page hubness.html writes a page" if page is None else page
+    console.say(f"\nThe hubs, and what correction does about them: {shown}")

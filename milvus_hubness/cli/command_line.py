@@ -74,7 +74,7 @@ PANELS = {
     ),
     "Output": (
         "watch", "every",
-        "output", "out", "save_run", "save_qrels", "run_depth", "measure", "top",
+        "page", "out", "save_run", "save_qrels", "run_depth", "measure", "top",
         "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
     ),
 }  # fmt: skip

@@ -128,7 +128,7 @@ def diagnose(
         "If not corrected yet: field of the rows with the kind of each, or `auto`, as --kind of "
         "migrate; a corrected collection has its own.",
     ] = None,
-    output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
+    page: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
         str | None,
         "Scalar field with the URL of an image of the row, or with its path below --image-folder.",
@@ -169,11 +169,12 @@ def diagnose(
     Takes --queries or --pairs; a collection that is not corrected needs --bank. Exits with 3 if a
     measured value is beyond --max-skewness or --min-gain; the page is written first.
 
-    Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
+    Example: milvus-hubness diagnose products --pairs pairs.parquet --page hubness.html
     """
     from milvus_hubness.jobs.common.inputs import read_texts
-    from milvus_hubness.reports import collections, page
+    from milvus_hubness.reports import collections
     from milvus_hubness.reports.images import Images
+    from milvus_hubness.reports.page import render
     from milvus_hubness.reports.runs import QRELS_OPTION, RUN_OPTION, RunFiles
 
     if image_folder is not None:
@@ -204,14 +205,14 @@ def diagnose(
         ]
         # Two inputs may be one file.
         for one in read:
-            expect_different([one, *runs.named, ("--output", output)])
+            expect_different([one, *runs.named, ("--page", page)])
     elif save_qrels is not None:
         raise typer.BadParameter(
             f"{QRELS_OPTION} needs {RUN_OPTION}, whose rankings they are to judge"
         )
 
     # Before the work, not after it.
-    check_writable(output)
+    check_writable(page)
     estimator = estimating.estimator()
     store = connection.open()
     judgements = judging.read(query_text)
@@ -239,16 +240,16 @@ def diagnose(
         )
 
     images = Images(image_folder)
-    console.write_page(output, page.render(diagnosis, image_field, images))
+    console.write_page(page, render(diagnosis, image_field, images))
     crossed = _crossed(diagnosis, max_skewness, min_gain)
     result = {
         "diagnosis": diagnosis.to_dict(),
-        "page": str(output),
+        "page": str(page),
         "crossed": crossed,
         "images_left_out": images.left_out,
         "runs": list(map(str, runs.paths)) if runs else [],
     }
-    console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output, runs))
+    console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, page, runs))
     remark = None
     if runs and judgements:
         remark = runs.remark(diagnosis.measure, diagnosis.n_items, judgements)

@@ -7,8 +7,9 @@ like hubness before both. The rows are read once.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -72,11 +73,18 @@ class Check:
     tuning: Tuning
     """The verdict, and the methods that it compares."""
 
-    diagnosis: Diagnosis
-    """The hubs, before and after the correction that the verdict is about."""
+    diagnoses: Callable[[], Diagnosis] = field(repr=False)
+    """Searches for `diagnosis`, which the verdict does not need."""
 
     unstored: TuningRecord | None = None
     """The verdict while it is not stored in the collection; None if it is, or none is to be."""
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The hubs, before and after the correction that the verdict is about: found when they are first
+        read, which takes about as long as the verdict.
+        """
+        return self.diagnoses()
 
     @property
     def verdict(self) -> Verdict:
@@ -93,15 +101,18 @@ class Check:
         """Whether the data or the verdict speak against a correction."""
         return self.verdict == "leave it alone" or any(fault.is_grave for fault in self.faults)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, numbers and strings, ready for JSON."""
+    def to_dict(self, *, diagnosed: bool = True) -> dict[str, Any]:
+        """Return everything as dicts, lists, numbers and strings, ready for JSON.
+
+        diagnosed: whether with the diagnosis.
+        """
         return {
             "title": self.title,
             "faults": as_plain(self.faults),
             "verdict": self.verdict,
             "sentence": self.sentence,
             "tuning": self.tuning.to_dict(),
-            "diagnosis": self.diagnosis.to_dict(),
+            **({"diagnosis": self.diagnosis.to_dict()} if diagnosed else {}),
         }
 
     def save(self, path: str | os.PathLike[str] = "hubness.html") -> Path:
@@ -294,9 +305,22 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
         seed=seed,
     )
 
+    diagnoses = partial(_diagnosed, tuned, in_use, tuple(faults), seed, progress)
+    return Check(tuned.title, tuple(faults), tuned.tuning, diagnoses, tuned.unstored)
+
+
+def _diagnosed(
+    tuned: Tuned, in_use: Biased | None, faults: tuple[Fault, ...], seed: int, progress: Progress
+) -> Diagnosis:
+    """Return the hubs before and after the correction that the verdict is about.
+
+    in_use: the biases of a corrected collection.
+    """
+    judged = tuned.judged
     # Its near copies are known by now.
     bank = tuned.tuning.log
     searched = tuned.queries
+    queries = searched if judged is None else judged.queries
     notes: tuple[str, ...] = ()
     if queries is None and in_use is None:
         # Queries that a bias was fitted on would flatter it.
@@ -326,8 +350,7 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
         cosine=tuned.tuning.cosine,
     )
     progress("searching for the page", 1, 1)
-    diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))
-    return Check(tuned.title, tuple(faults), tuned.tuning, diagnosis, tuned.unstored)
+    return replace(diagnosis, faults=faults, left_out=(*diagnosis.left_out, *notes))
 
 
 def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:

@@ -31,7 +31,11 @@ def shop(files, monkeypatch):
 
 
 def test_two_files_give_a_verdict_and_a_page(shop, run):
-    done = run("check", "--items", "items.npy", "--queries", "past.npy", "--metric", "IP")
+    words = ("check", "--items", "items.npy", "--queries", "past.npy", "--metric", "IP")
+    done = run(*words)
+    assert "--page hubness.html writes a page" in done.stdout.splitlines()[-1]
+    assert not Path("hubness.html").exists()
+    done = run(*words, "--page", "hubness.html")
     assert done.returncode == 0
     first, second, *_ = done.stdout.splitlines()
     assert first == "items.npy: apply"
@@ -65,7 +69,7 @@ def test_a_collection_and_its_next_command(shop, run):
     Its names are those that were typed, and those that the collection has.
     """
     shop.create_alias("photos", "photo_search")
-    done = run("check", "photo_search", "--bank", "past.npy", "--output", "photos.html")
+    done = run("check", "photo_search", "--bank", "past.npy", "--page", "photos.html")
     assert done.returncode == 0
     [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
     words = "plan photo_search --bank past.npy --alias photo_search"
@@ -87,7 +91,7 @@ def test_who_may_not_store_the_verdict_sees_it_all_the_same(shop, run, monkeypat
         assert json.loads(done.stdout)["tune"]["verdict"] == "apply"
     else:
         assert "photos: apply" in done.stdout
-        assert "hubness.html" in done.stdout.splitlines()[-1]
+        assert "The hubs, and what correction does about them" in done.stdout.splitlines()[-1]
     # On a slow machine, a line for each step comes first.
     *_, line = done.stderr.splitlines()
     assert "could not be stored in 'photos'" in line
@@ -124,7 +128,8 @@ def test_queries_that_are_rows(files, run):
     np.savez("near.npz", query=items[:60], key=nearest[:60], query_id=np.arange(60))
     np.save("past.npy", items[60:160])
     words = ("check", "--items", "items.npz", "--queries", "past.npy", "--metric", "IP")
-    done = run(*words, "--pairs", "near.npz", "--ignore-identical", "--json")
+    near = ("--pairs", "near.npz", "--ignore-identical")
+    done = run(*words, *near, "--page", "page.html", "--json")
     checked = json.loads(done.stdout)["check"]
     assert "items as queries" not in [fault["name"] for fault in checked["faults"]]
     assert checked["diagnosis"]["value_before"] == 1.0
@@ -139,7 +144,7 @@ def test_data_faults_come_first_and_end_with_3(shop, run):
     assert "300 of the 300 vectors of the bank are those of items" in done.stdout
     assert "Next: remedy the data as the first lines say, then check again." in done.stdout
     told = json.loads(
-        run("check", "photos", "--bank", "photos.npy", "--output", "p.html", "--json").stdout
+        run("check", "photos", "--bank", "photos.npy", "--page", "p.html", "--json").stdout
     )["check"]
     assert told["faults"][0]["name"] == "items as queries"
     assert (told["verdict"], told["page"]) == ("leave it alone", "p.html")
@@ -167,7 +172,7 @@ def test_a_stored_verdict_of_labels_stays(shop, run):
 
 def test_a_corrected_collection_shows_its_own_biases(shop, run):
     assert run("enable", "photos", "--bank", "past.npy").returncode == 0
-    done = run("check", "photos", "--pairs", "pairs.npz", "--json")
+    done = run("check", "photos", "--pairs", "pairs.npz", "--page", "page.html", "--json")
     told = json.loads(done.stdout)["check"]
     assert told["next"] == "milvus-hubness refresh photos"
     shown = run("diagnose", "photos", "--pairs", "pairs.npz", "--json")
@@ -183,7 +188,7 @@ def test_a_corrected_collection_shows_its_own_biases(shop, run):
         ("check --items items.npy", "no past queries: pass --queries FILE"),
         ("check --items items.npy --queries past.npy --field v", "are those of a collection"),
         ("check photos --bank past.npy --queries past.npy --pairs pairs.npz", "not both"),
-        ("check --items items.npy --queries past.npy --output past.npy", "--output"),
+        ("check --items items.npy --queries past.npy --page past.npy", "--page"),
     ],
 )
 def test_wrong_usage_is_one_line(shop, run, words, message):

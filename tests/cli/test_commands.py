@@ -169,7 +169,7 @@ def test_tune_then_diagnose(run, files):
         "pairs.npz",
         "--bank",
         "bank.npy",
-        "--output",
+        "--page",
         "page.html",
     )
     assert done.returncode == 0, done.stderr
@@ -190,7 +190,7 @@ def test_tune_then_diagnose(run, files):
         "pairs.npz",
         "--bank",
         "bank.npy",
-        "--output",
+        "--page",
         "/dev/full",
     )
     assert_fails(run(*asked), 1, "cannot write /dev/full: No space left on device")
@@ -289,17 +289,17 @@ FAILURES = [
         ["'key' of floats.npz", "0.0"],
     ),
     (
-        ["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE],
+        ["diagnose", "products", "--page", "nowhere/page.html", *QUERY_SCALE],
         1,
         ["nowhere/page.html: No such"],
     ),
     (
-        ["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE],
+        ["diagnose", "products", "--page", "bank.npy/page.html", *QUERY_SCALE],
         1,
         ["Not a directory"],
     ),
     (
-        ["diagnose", "products", "--output", ".", *QUERY_SCALE],
+        ["diagnose", "products", "--page", ".", *QUERY_SCALE],
         1,
         ["cannot write .: Is a directory"],
     ),
@@ -467,11 +467,11 @@ def test_output_that_cannot_be_written_is_told_in_one_line(run, files, monkeypat
 
 def test_a_page_is_not_spoiled_by_looking_whether_it_can_be_written(run, files):
     (files / "page.html").write_text("former")
-    done = run("diagnose", "products", *QUERY_SCALE, "--output", "page.html")
+    done = run("diagnose", "products", *QUERY_SCALE, "--page", "page.html")
     assert_fails(done, 1, "nobody-reads-this.npy")
     assert (files / "page.html").read_text() == "former"
     assert_fails(
-        run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"),
+        run("diagnose", "products", *QUERY_SCALE, "--page", "new.html"),
         1,
         "nobody-reads-this.npy",
     )

@@ -167,7 +167,7 @@ def test_bad_input_is_one_line_and_writes_nothing(judged, run):
         assert set(os.listdir()) == known
 
     refused(2, *pairs, "--save-run", "a.trec", "./a.trec", said=["--save-run", "the same file"])
-    refused(2, *pairs, "--save-run", "a.trec", "hubness.html", said=["--save-run and --output"])
+    refused(2, *pairs, "--save-run", "a.trec", "hubness.html", said=["--save-run and --page"])
     same = ("--save-run", "a.trec", "b.trec", "--save-qrels", "numbers.qrels")
     refused(2, *pairs, *same, said=["--pairs and --save-qrels would be the same file"])
     missing = ("--save-run", "a.trec", "missing/b.trec")
