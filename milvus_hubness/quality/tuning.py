@@ -23,6 +23,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.blend import default_of_look
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
 from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
 from milvus_hubness.correction.near_copies import (
@@ -569,6 +570,7 @@ def tune(
     and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
     BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
+    prefer_torch()
     bank = QueryBank.of(bank)
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))

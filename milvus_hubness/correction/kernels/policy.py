@@ -109,6 +109,11 @@ def prefer_torch() -> None:
     Jobs call this; clients do not.
     """
     _preferred.add("torch")
+    # NumPy, torch and FAISS have threads of their own, and take turns. By default those of OpenMP keep
+    # their cores busy while they wait, and take them from the others: two cores then need a third
+    # more time (`benchmarks.check_time`). OpenMP reads this when torch is imported.
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def has_torch() -> bool:
