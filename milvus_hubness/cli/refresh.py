@@ -135,14 +135,16 @@ def show_refresh(result: RefreshResult) -> None:
         kind = "real" if evaluation.real_queries else "held-out"
         facts["excess answers taken by hubs"] = shares
         facts["skewness of N_10"] = skews
-        among = f"{evaluation.items:,} rows"
-        if evaluation.items < result.rows:
-            among = f"{evaluation.items:,} of {result.rows:,} rows, which flatters all three"
-        facts["measured on"] = f"{evaluation.queries:,} {kind} queries, among {among}"
+        among = _among(evaluation.items, result.rows)
+        facts["measured on"] = f"{evaluation.queries:,} {kind} queries, {among}"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
-        measured = [f"{name} {value:.1%}" for name, value in evaluation.measured.items()]
-        measured += [f"new over {name} {points(gain)}" for name, gain in evaluation.gains.items()]
-        facts[evaluation.measure] = ", ".join(measured)
+        if evaluation.measured:
+            measured = [f"{name} {value:.1%}" for name, value in evaluation.measured.items()]
+            measured += [
+                f"new over {name} {points(gain)}" for name, gain in evaluation.gains.items()
+            ]
+            among = _among(evaluation.measured_rows, result.rows)
+            facts[evaluation.measure] = f"{', '.join(measured)}, {among}"
 
     if result.unfitted_share is not None:
         facts["rows new or changed"] = f"{result.unfitted_share:.1%} since the bank was fitted"
@@ -155,6 +157,13 @@ def show_refresh(result: RefreshResult) -> None:
         title = "Would not refresh" if planned else "Did not refresh"
 
     console.show_facts(f"{title} {result.collection}", facts)
+
+
+def _among(measured: int, rows: int) -> str:
+    """Return among how many rows something is measured. rows: of the collection."""
+    if measured >= rows:
+        return f"among {measured:,} rows"
+    return f"among {measured:,} of {rows:,} rows, which flatters all three"
 
 
 def _copy_facts(result: RefreshResult) -> dict[str, object]:

@@ -26,6 +26,7 @@ def refused(**facts):
         "overlap": 0.8,
         "measure": "R@1",
         "measured": {},
+        "measured_rows": 0,
         "gains": {},
         "objection": "excess answers taken by hubs rise",
     }
@@ -47,9 +48,12 @@ def test_the_figure_that_decides_is_shown_with_its_queries(capsys):
 def test_a_measure_has_its_interval_and_the_number_of_rows(capsys):
     measured = {"raw": 0.398, "old": 0.695, "new": 0.69}
     gains = {"raw": Interval(0.292, 0.25, 0.33), "old": Interval(-0.005, -0.01, 0.001)}
-    show_refresh(replace(refused(measured=measured, gains=gains), rows=30_000))
+    show_refresh(
+        replace(refused(measured=measured, gains=gains, measured_rows=30_000), rows=30_000)
+    )
     shown = " ".join(capsys.readouterr().out.split())
-    assert "among 500 of 30,000 rows, which flatters all three" in shown
+    assert "queries, among 500 of 30,000 rows, which flatters all three" in shown
+    assert "(95% interval −1.0 to +0.1), among 30,000 rows" in shown
     assert (
         "R@1 raw 39.8%, old 69.5%, new 69.0%, new over raw +29.2 points (95% interval +25.0"
         in shown

@@ -9,6 +9,7 @@ from milvus_hubness import (
     CannotMigrate,
     CorrectionConfig,
     InvalidInput,
+    Judgements,
     QueryBank,
     Recipe,
     StoreError,
@@ -22,11 +23,13 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import by_copy
+from milvus_hubness.jobs.refresh.biases import MOST_JUDGED_ROWS
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.aliases import aliased
 from tests.support.born import born
-from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import hubby_gallery, nnn, plain_collection, similarity, vectors
 from tests.support.recipes import as_recipe
 
 DIM, ITEMS, K = 12, 150, 8
@@ -616,3 +619,30 @@ def test_sampled_queries_are_those_of_the_copy_too(live):
     refresh(live.store, live.alias, QueryBank(live.other))
     again = sampled_bank(live.store, live.alias)
     assert {row.tobytes() for row in again.vectors} == {row.tobytes() for row in sampled.vectors}
+
+
+@pytest.mark.long
+@pytest.mark.lite_only
+def test_pairs_are_measured_among_all_rows_also_beyond_the_sample(lite):
+    """A sample has 50,000 rows, among which right ones come first more often."""
+    items, queries, right = hubby_gallery(rows=MOST_JUDGED_ROWS + 10_000, queries=1_000)
+    bank, pairs = QueryBank(queries[:600]), slice(600, 1_000)
+    name = born(lite, items, bank, "IP", estimator=NNN(K))
+    live = aliased(lite.store(), name)
+    judgements = Judgements.of(queries[pairs], right[pairs])
+    judged = refresh(
+        lite.store(),
+        live,
+        Recipe(estimator=NNN(2 * K), queries=queries[pairs]),
+        judgements=judgements,
+        plan=True,
+    ).judged
+    scores = queries[pairs].astype(float) @ items.T.astype(float)
+    assert judged.measured_rows == len(items) > judged.items
+    assert judged.measured["raw"] == pytest.approx(
+        (scores.argmax(1) == right[pairs]).mean(), abs=1e-4
+    )
+    for name_of, k in (("old", K), ("new", 2 * K)):
+        biases = NNN(k).fit(bank).bias(items)
+        wanted = ((scores - biases).argmax(1) == right[pairs]).mean()
+        assert judged.measured[name_of] == pytest.approx(wanted, abs=0.005)

@@ -247,8 +247,13 @@ class Judgements:
 
     @property
     def possible_keys(self) -> set[Key]:
-        """All keys in all forms that a collection may have them in, for a search of its keys."""
-        return {form for keys in self.keys for key in keys for form in forms_of(key)}
+        """All keys in all forms that a collection may have them in, for a search of its keys; with those of
+        rows that are queries themselves, where these are no answers.
+        """
+        named = {key for keys in self.keys for key in keys}
+        if self.ignores_identical and self.ids is not None:
+            named |= {name for name in self.ids if name is not None}
+        return {form for key in named for form in forms_of(key)}
 
     def within(self, rows: Sequence[Key], collection: str) -> Judgements:
         """Return the judgements about these rows of a collection, with its forms of their keys.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import DEFAULT_MEASURE
-from milvus_hubness.basics.progress import Progress
+from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
@@ -32,6 +32,7 @@ from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
+from milvus_hubness.jobs.refresh.among_all import values_among_all
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, applied
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -111,6 +112,8 @@ class RefreshEvaluation:
     """Mean share of the old ten best that are among the new ten best."""
     measure: str
     """What is measured on labelled queries, such as "R@1"."""
+    measured_rows: int
+    """Number of rows among which it is measured; 0 without labels."""
     measured: dict[str, float]
     """The measure of the labelled queries; empty without labels."""
     gains: dict[str, Interval]
@@ -128,6 +131,7 @@ def judge(
     queries: Floats | None = None,
     kinds: Kinds | None = None,
     numbers: KindNumbers | None = None,
+    others: Iterable[tuple[Floats, KindNumbers | None]] = (),
 ) -> RefreshEvaluation | None:
     """Evaluate old and new biases on a sample (n, d) of the gallery.
 
@@ -135,7 +139,8 @@ def judge(
     20; else a fifth of the new bank, and both biases are fitted without it. Labels decide if given,
     else the excess answers taken by hubs. Return None if there is too little data: under 50
     held-out queries, or under 200 items. kinds, numbers: the means of kinds with which all biases are
-    compared, also none, and the kinds of the sample, (n,).
+    compared, also none, and the kinds of the sample, (n,). others: parts (k, d) of the other rows with
+    their kinds, among which labelled queries are measured too; none where searches have a gate.
     """
     if len(sample) < FEWEST_ITEMS:
         return None
@@ -154,8 +159,8 @@ def judge(
         return None
 
     # The first row of biases is that of a raw search.
-    biases = [np.zeros(len(items), np.float32), *(bias for bias, _ in fits)]
-    gates = [gate for _, gate in fits]
+    biases = [np.zeros(len(items), np.float32), *(fit.bias for fit in fits)]
+    gates = [fit.gate for fit in fits]
 
     outcome = assess(reduced_queries(layout, searched, kinds), items, biases).gated(gates)
     skews = [skewness(k_occurrence(answers, len(sample))) for answers in outcome.retrieved]
@@ -167,18 +172,31 @@ def judge(
     measured: dict[str, float] = {}
     gains: dict[str, Interval] = {}
     measure = R_AT_1
+    measured_rows = 0
     if labelled is not None:
         measure = labelled.measure
-        outcome = assess(
-            reduced_queries(layout, labelled.queries, kinds),
-            items,
-            biases,
-            labelled.positives,
-            grades=labelled.grades,
-            measure=measure,
-            own=labelled.own,
-        )
-        measured, gains = _gains_of(outcome.gated(gates).values, labelled.weights)
+        measured_rows = len(sample)
+        sent = reduced_queries(layout, labelled.queries, kinds)
+        judged: dict[str, Any] = {
+            "grades": labelled.grades,
+            "measure": measure,
+            "own": labelled.own,
+        }
+        if others:
+
+            def rest() -> Iterator[tuple[Floats, list[Floats]]]:
+                nonlocal measured_rows
+                for vectors, of_rows in others:
+                    measured_rows += len(vectors)
+                    of_fits = [fit.of_rows(vectors, of_rows) for fit in fits]
+                    none = np.zeros(len(vectors), np.float32)
+                    yield reduced_items(layout, vectors, kinds, of_rows), [none, *of_fits]
+
+            values = values_among_all(sent, items, biases, labelled.positives, rest(), **judged)
+        else:
+            outcome = assess(sent, items, biases, labelled.positives, **judged)
+            values = outcome.gated(gates).values
+        measured, gains = _gains_of(values, labelled.weights)
 
     return RefreshEvaluation(
         items=len(sample),
@@ -189,6 +207,7 @@ def judge(
         skewness=_by_name(skews, digits=3),
         overlap=round(_mean_overlap(old_answers, new_answers), 4),
         measure=str(measure),
+        measured_rows=measured_rows,
         measured=measured,
         gains=gains,
         objection=_objection(excess, noise_of, measured, measure),
@@ -260,11 +279,21 @@ class ReducedSample(NamedTuple):
     """(n,), the kinds of the rows."""
 
 
+class FitWithout(NamedTuple):
+    """The biases of a plan, from the queries that are not held out."""
+
+    bias: Floats
+    """(n,), of the sample."""
+    gate: npt.NDArray[np.bool_] | None
+    """(n,) which of its items the gate lets through; None without a gate."""
+    of_rows: Callable[[Floats, KindNumbers | None], Floats]
+    """Computes the biases of other rows (k, d) with these kinds."""
+
+
 def _fit_without(
     layout: Layout, sample: ReducedSample, plan: RefreshPlan, held_out: Floats
-) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
-    """Return the biases of the sample and which of its items the gate lets through, None without a
-    gate, both from the other queries, without near copies of those held out; None if they are too
+) -> FitWithout | None:
+    """Return the fit on the other queries, without near copies of those held out; None if they are too
     few.
     """
     bank = plan.bank.queries
@@ -283,9 +312,14 @@ def _fit_without(
         kinds=sample.kinds,
         gallery_kinds=sample.numbers,
     )
-    neutral = correction.centred(sample.vectors, kinds=sample.numbers)
-    bias = neutral * np.float32(plan.strength)
-    return bias, activated_by(plan.gate, correction.fitted.bank.vectors, sample.items)
+    strength = np.float32(plan.strength)
+
+    def of_rows(vectors: Floats, numbers: KindNumbers | None) -> Floats:
+        return correction.centred(vectors, kinds=numbers) * strength
+
+    bias = of_rows(sample.vectors, sample.numbers)
+    gate = activated_by(plan.gate, correction.fitted.bank.vectors, sample.items)
+    return FitWithout(bias, gate, of_rows)
 
 
 def _objection(
@@ -436,15 +470,18 @@ def sampled(
 
 def evaluate(
     store: Store,
+    info: CollectionInfo,
     state: CollectionState,
     plan: RefreshPlan,
     sample: Sample,
     labelled: Labelled | None,
     queries: Floats | None = None,
+    progress: Progress = silent,
 ) -> RefreshEvaluation | None:
     """Evaluate the biases in use and those of the plan, as `judge` does.
 
-    labelled: queries with right rows in the sample. queries: (m, d) real ones of the application,
+    labelled: queries with right rows in the sample; the measure is that among all rows, which are read
+    for it if they are not all in the sample. queries: (m, d) real ones of the application,
     which may be in a bank too.
     """
     profile = state.profile
@@ -452,6 +489,12 @@ def evaluate(
     in_use = RefreshPlan(**vars(applied(profile)), bank=bank, reason="")
     numbers = sample.kinds(state.kinds)
     kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)
+    others: Iterable[tuple[Floats, KindNumbers | None]] = ()
+    has_gate = in_use.gate is not None or plan.gate is not None
+    is_part = sample.key_count > len(sample.keys)
+    # A gate compares with the best row of all, and scores of several vectors take long.
+    if labelled is not None and is_part and not has_gate and not state.layout.multi_vectors:
+        others = _others(store, info, state, sample, progress)
     return judge(
         state.layout,
         sample.vectors,
@@ -461,7 +504,26 @@ def evaluate(
         queries,
         kinds=kinds,
         numbers=numbers,
+        others=others,
     )
+
+
+def _others(
+    store: Store, info: CollectionInfo, state: CollectionState, sample: Sample, progress: Progress
+) -> Iterator[tuple[Floats, KindNumbers | None]]:
+    """Yield the rows that are not in the sample, with their kinds."""
+    backend = BiasBackend(store, info, state)
+    sampled_keys = set(zip(sample.partitions, sample.keys, strict=True))
+    for partition, chunk in key_chunks(store, info, "measuring among all rows", progress):
+        keys = [key for key in chunk if (partition, key) not in sampled_keys]
+        if not keys:
+            continue
+        rows = backend.read(keys, partition)
+        valid = ~state.layout.invalid(rows.vectors)
+        numbers = None
+        if state.kinds is not None:
+            numbers = state.kinds.numbers_of(rows.vectors, rows.batch)[valid]
+        yield rows.vectors[valid], numbers
 
 
 def fit(

@@ -260,11 +260,13 @@ class Refreshing(ABC):
             labelled = sample.labelled(options.judgements, self.info.name, options.measure)
         return evaluate(
             self.store,
+            self.info,
             self.state,
             plan,
             sample,
             labelled,
             queries=None if queries is None else queries.vectors,
+            progress=options.progress,
         )
 
     def evidence(self, plan: RefreshPlan) -> Evidence | None:
