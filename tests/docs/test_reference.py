@@ -141,7 +141,7 @@ def test_the_example_of_the_configuration_is_valid():
 def test_every_environment_variable_is_listed():
     from milvus_hubness.basics import defaults
     from milvus_hubness.cli import options
-    from milvus_hubness.correction.kernels.policy import SCREEN_VARIABLE
+    from milvus_hubness.correction.kernels.policy import SCREEN_VARIABLE, WAIT_POLICY_VARIABLE
 
     exist = {
         options.DATABASE_VARIABLE,
@@ -150,6 +150,7 @@ def test_every_environment_variable_is_listed():
         *options.URI_VARIABLES,
         "RAY_ADDRESS",
         SCREEN_VARIABLE,
+        WAIT_POLICY_VARIABLE,
     }
     exist |= {
         defaults.CA_VARIABLE,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Kernel: TypeAlias = Literal["numpy", "screened", "buffered", "dense"]
 Screen: TypeAlias = Literal["auto", "bfloat16", "float32"]
 
+WAIT_POLICY_VARIABLE = "OMP_WAIT_POLICY"
+"""The environment variable that says what threads of OpenMP do while they wait."""
 SCREEN_VARIABLE = "MILVUS_HUBNESS_KERNEL"
 """The environment variable with the default of `KernelPolicy.screen`."""
 INTERPRETER_VARIABLE = "TRITON_INTERPRET"
@@ -109,11 +111,11 @@ def prefer_torch() -> None:
     Jobs call this; clients do not.
     """
     _preferred.add("torch")
-    # NumPy, torch and FAISS have threads of their own, and take turns. By default those of OpenMP keep
-    # their cores busy while they wait, and take them from the others: two cores then need a third
-    # more time (`benchmarks.check_time`). OpenMP reads this when torch is imported.
+    # NumPy, torch and FAISS have threads of their own, and take turns. Threads of OpenMP keep their cores
+    # busy while they wait, and so take them from the others (`benchmarks.check_time`). OpenMP reads
+    # this when torch is imported.
     if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        os.environ.setdefault(WAIT_POLICY_VARIABLE, "passive")
 
 
 def has_torch() -> bool:
