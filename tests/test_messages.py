@@ -114,9 +114,9 @@ COMMANDS = {
     "diagnose products --queries bank.npy": f"'products' is not corrected: pass --bank FILE {README}",
     "hubs products --row 7": f"'products' is not corrected: pass --bank FILE {README}",
     "hubs songs_hubness --query-text text": (
-        "Invalid value: --query-text is of --row, --query or --query-number: pass one"
+        "Invalid value: --query-text needs --row, --query or --query-number, whose texts it shows"
     ),
-    "hubs songs_hubness --row 7 --suspicious": "Invalid value: give --row or --query or --suspicious, not both",
+    "hubs songs_hubness --row 7 --suspicious": "Invalid value: give --row or --suspicious, not both",
     "hubs songs_hubness --row 700": "'songs_hubness' has no row with the key '700' and a valid vector: check the key",
     "hubs songs_hubness --row 7 --query-text text": (
         "the stored bank has no texts: pass --bank FILE, the file that it was read from"

@@ -1,11 +1,10 @@
-"""Vectors that are in the database, in arguments of looks: of samples, and of another collection."""
+"""Vectors that are in the database, in arguments of `check`, `tune` and `diagnose`."""
 
 from __future__ import annotations
 
 import inspect
 
-from milvus_hubness.jobs.common.recipe import VECTORS
-from milvus_hubness.jobs.common.samples import is_in_database, vectors_in
+from milvus_hubness.jobs.common.samples import read_from_database
 from milvus_hubness.jobs.store.protocols import Store
 
 
@@ -14,13 +13,9 @@ def read_named(store: Store, arguments: inspect.BoundArguments) -> None:
 
     `bank="samples"` are the queries that clients sampled, and "collection:NAME" the vectors of a
     collection with one vector field. Other texts are names of files, and stay. Raises as
-    `vectors_in` does.
+    `read_from_database` does.
     """
-    named = arguments.arguments
-    collection = named.get("collection")
-    if not isinstance(collection, str):
-        return
-    for name in VECTORS:
-        text = named.get(name)
-        if isinstance(text, str) and is_in_database(text, as_bank=name == "bank"):
-            named[name] = vectors_in(store, text, collection, named.get("field"))
+    values = arguments.arguments
+    collection = values.get("collection")
+    if isinstance(collection, str):
+        values |= read_from_database(store, values, collection, values.get("field"))

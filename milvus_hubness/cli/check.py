@@ -69,11 +69,16 @@ def check(
         raise typer.BadParameter("give --queries or --pairs, not both")
     if items:
         bank, queries = _past_queries(bank, queries)
-    named = (("--items", items), ("--bank", bank.bank), ("--queries", queries))
-    read = [(option, Path(path)) for option, path in named if path]
-    for one in (*read, *((("--pairs", Path(judging.pairs)),) if judging.pairs else ())):
-        expect_different([one, *((("--page", page),) if page else ())])
+    named = (
+        ("--items", items),
+        ("--bank", bank.bank),
+        ("--queries", queries),
+        ("--pairs", judging.pairs),
+    )
     if page is not None:
+        for option, path in named:
+            if path:
+                expect_different([(option, Path(path)), ("--page", page)])
         check_writable(page)
 
     result = _checked(
@@ -164,32 +169,29 @@ def _checked(
                 quick=quick,
                 progress=progress,
             )
-            return _diagnosed(result) if diagnosed else result
+        else:
+            assert collection is not None, "the command line names items or a collection"
+            store = connection.open()
+            result = check(
+                store,
+                collection,
+                bank.read(store, collection, field),
+                queries=options.read_vectors(store, queries),
+                target_bank=options.read_vectors(store, target_bank),
+                judgements=judging.read(),
+                measure=judging.measure,
+                kind=kind,
+                field=field,
+                # After the result is shown.
+                stores=False,
+                quick=quick,
+                progress=progress,
+            )
 
-        assert collection is not None, "the command line names items or a collection"
-        store = connection.open()
-        result = check(
-            store,
-            collection,
-            bank.read(store, collection, field),
-            queries=options.read_vectors(store, queries),
-            target_bank=options.read_vectors(store, target_bank),
-            judgements=judging.read(),
-            measure=judging.measure,
-            kind=kind,
-            field=field,
-            # After the result is shown.
-            stores=False,
-            quick=quick,
-            progress=progress,
-        )
-        return _diagnosed(result) if diagnosed else result
-
-
-def _diagnosed(result: Check) -> Check:
-    """Return the check after its diagnosis, which has a progress of its own."""
-    _ = result.diagnosis
-    return result
+        # It is searched when it is first read: here, where the progress is shown.
+        if diagnosed:
+            _ = result.diagnosis
+        return result
 
 
 def _show(

@@ -43,13 +43,19 @@ class Explaining:
     def __post_init__(self) -> None:
         if self.query_text and not self.is_named:
             raise typer.BadParameter(
-                "--query-text is of --row, --query or --query-number: pass one"
+                "--query-text needs --row, --query or --query-number, whose texts it shows"
             )
 
     @property
     def is_named(self) -> bool:
         """Whether something is to be explained."""
-        return not (self.row is None and self.query is None and self.query_number is None)
+        return self.option != ""
+
+    @property
+    def option(self) -> str:
+        """The first option that names something to explain; empty if none does."""
+        named = {"--row": self.row, "--query": self.query, "--query-number": self.query_number}
+        return next((option for option, value in named.items() if value is not None), "")
 
     def show(
         self,

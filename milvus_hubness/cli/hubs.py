@@ -56,7 +56,7 @@ def hubs(
     Example: milvus-hubness hubs products --suspicious
     """
     outputs = {
-        "--row or --query": explaining.is_named,
+        explaining.option: explaining.is_named,
         "--suspicious": suspicious,
         "--on-hub": on_hub is not None,
         "--csv": as_csv,
@@ -68,7 +68,7 @@ def hubs(
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
 
     if explaining.is_named and queries:
-        raise typer.BadParameter("--queries are counted: give those to explain as --query")
+        raise typer.BadParameter("--queries counts answers: to explain one query, pass --query")
 
     if explaining.is_named:
         estimator = estimating.estimator()

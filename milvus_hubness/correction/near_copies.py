@@ -21,7 +21,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, not_among
 from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.estimators.base import require_gallery
-from milvus_hubness.correction.estimators.blend import default_of_look
+from milvus_hubness.correction.estimators.blend import default_blend_in_full
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.token_rows import pooled, scored, with_column
@@ -157,9 +157,9 @@ def _default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases (n,) of items under the default Blend, fitted on a part of them."""
     items = scored(items, bank.vectors)
     if len(items) <= FITTED_ITEMS:
-        return default_of_look(bank, items).gallery_biases(bank, items)
+        return default_blend_in_full(bank, items).gallery_biases(bank, items)
     sample = items[np.linspace(0, len(items) - 1, FITTED_ITEMS, dtype=np.int64)]
-    return default_of_look(bank, sample).fit(bank, gallery=sample).bias(items)
+    return default_blend_in_full(bank, sample).fit(bank, gallery=sample).bias(items)
 
 
 def _first_items(queries: Vectors, items: Vectors, biases: Vectors) -> Numbers:

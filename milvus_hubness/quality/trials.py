@@ -38,7 +38,7 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.sinkhorn import (
     NEIGHBORS,
     fit_together,
-    neighbors_of_look,
+    neighbors_for,
 )
 from milvus_hubness.correction.estimators.steps import AllScores
 from milvus_hubness.correction.kernels import topk
@@ -352,7 +352,7 @@ def _by_method(
 
     # The first columns only: `_mean_trials` may need more neighbours than Sinkhorn reads.
     near_queries = TopK(*(columns[:, :NEIGHBORS] for columns in nearest_queries))
-    neighbors = neighbors_of_look(len(bank) * len(gallery))
+    neighbors = neighbors_for(len(bank) * len(gallery))
     fits, blended = _sinkhorn_fits(whole, gallery, near_queries, neighbors, unit)
     if target_bank is not None:
         duals = _dual_fits(bank, gallery, target_bank, unit)
@@ -475,7 +475,7 @@ def _sinkhorn_fits(
 
 
 def _dual_fits(bank: QueryBank, gallery: Vectors, target_bank: QueryBank, unit: float) -> list[Fit]:
-    neighbors = neighbors_of_look(len(bank) * (len(gallery) + len(target_bank)))
+    neighbors = neighbors_for(len(bank) * (len(gallery) + len(target_bank)))
     duals = [
         DualBankSinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
         for temperature in TEMPERATURES

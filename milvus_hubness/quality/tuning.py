@@ -21,7 +21,7 @@ from milvus_hubness.correction.estimators.base import (
     require_gallery,
     score_spread,
 )
-from milvus_hubness.correction.estimators.blend import default_of_look
+from milvus_hubness.correction.estimators.blend import default_blend_in_full
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
@@ -385,7 +385,7 @@ def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
     # Scores of several vectors take long: the fit and its biases share them.
     items = scored(items, bank.vectors)
-    return default_of_look(bank, items).gallery_biases(bank, items)
+    return default_blend_in_full(bank, items).gallery_biases(bank, items)
 
 
 MOST_ITEMS = 20_000
@@ -923,7 +923,7 @@ class Whole(NamedTuple):
     items: Vectors
     pairs: Pairs
     targets: QueryBank | None
-    part: npt.NDArray[np.int64]
+    tried: npt.NDArray[np.int64]
     """(n,) the numbers of the items that methods were tried on."""
 
     def measured(
@@ -942,18 +942,20 @@ class Whole(NamedTuple):
         )
         if is_demanded:
             trial = _with_demand(trial, swept, self.items)
-        return trial.bias / strength, self.pairs.search([trial], self.items).values
+
+        values = self.pairs.search([trial], self.items).values
+        return trial.bias / strength, values
 
     def _biases(self, picked: Trial, swept: QueryBank) -> Vectors:
         """Return the biases of all items, (n_items,), at strength 1."""
-        # As they were tried: others than those of the part are biases of the same fit, whose agreement
-        # is that of the trial.
+        # What was tried stays as it was, with its agreement; the other items get their biases from the
+        # same fit.
         fitted = picked.estimator.settled().fit(
-            swept, gallery=self.items[self.part], target_bank=self.targets
+            swept, gallery=self.items[self.tried], target_bank=self.targets
         )
         biases = np.empty(len(self.items), np.float32)
-        biases[self.part] = picked.bias / np.float32(picked.strength)
-        others = np.setdiff1d(np.arange(len(self.items)), self.part, assume_unique=True)
+        biases[self.tried] = picked.bias / np.float32(picked.strength)
+        others = np.setdiff1d(np.arange(len(self.items)), self.tried, assume_unique=True)
         for start in range(0, len(others), MOST_ITEMS):
             block = others[start : start + MOST_ITEMS]
             biases[block] = fitted.bias(self.items[block])

@@ -73,18 +73,18 @@ class Check:
     tuning: Tuning
     """The verdict, and the methods that it compares."""
 
-    diagnoses: Callable[[], Diagnosis] = field(repr=False)
-    """Searches for `diagnosis`, which the verdict does not need."""
+    search_hubs: Callable[[], Diagnosis] = field(repr=False)
+    """Returns `diagnosis`, which the verdict does not need."""
 
     unstored: TuningRecord | None = None
     """The verdict while it is not stored in the collection; None if it is, or none is to be."""
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """The hubs, before and after the correction that the verdict is about: found when they are first
-        read, which takes about as long as the verdict.
+        """The hubs, before and after the correction that the verdict is about; they are searched when this
+        is first read.
         """
-        return self.diagnoses()
+        return self.search_hubs()
 
     @property
     def verdict(self) -> Verdict:
@@ -305,8 +305,8 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
         seed=seed,
     )
 
-    diagnoses = partial(_diagnosed, tuned, in_use, tuple(faults), seed, progress)
-    return Check(tuned.title, tuple(faults), tuned.tuning, diagnoses, tuned.unstored)
+    search_hubs = partial(_diagnosed, tuned, in_use, tuple(faults), seed, progress)
+    return Check(tuned.title, tuple(faults), tuned.tuning, search_hubs, tuned.unstored)
 
 
 def _diagnosed(

@@ -27,7 +27,7 @@ from milvus_hubness.correction.near_copies import directions_of, groups_at, with
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
-from milvus_hubness.jobs.common.choice import Choice, default_estimator, settled
+from milvus_hubness.jobs.common.choice import Choice, choice_of, default_estimator
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
@@ -159,7 +159,7 @@ def read_biased(
         verdict = info.verdicts.of(searched, bank.fingerprint, source)
         # As jobs follow the verdict.
         default = Choice(default_estimator(by_kind=kinds is not None))
-        choice = settled(Recipe(bank, estimator=estimator), verdict, default)
+        choice = choice_of(Recipe(bank, estimator=estimator), verdict, default)
         strength = choice.strength
         biases, activated = computed_biases(
             gallery, bank, target_bank, choice.estimator, choice.gate, kinds
@@ -621,8 +621,7 @@ def store_tuned(
 
 PRODUCTS_PER_SECOND = 8e8
 """Products of numbers of items and queries that a look at both handles in a second of one core:
-30,000 items of 512 dimensions and 3,000 queries took 46 s of CPU time in one thread, of which the products
-themselves were half. Several threads take more where other programs keep them waiting."""
+`benchmarks.check_time` has what it took without pairs and with some, where this lies between them."""
 
 ANNOUNCED_SECONDS = 10
 """Seconds from which on a look at items and queries says how long it takes."""

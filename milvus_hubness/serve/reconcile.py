@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,6 +27,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
@@ -133,8 +134,16 @@ def now() -> datetime:
 
 
 OpenStore = Callable[[], Store]
-Refresh = Callable[..., RefreshResult]
-"""That of `jobs.refresh.run`, with a store, a collection and `options`."""
+
+
+class Refresh(Protocol):
+    """`jobs.refresh.run.refresh`, as the service calls it."""
+
+    def __call__(
+        self, store: Store, /, collection: str, *, options: RefreshOptions
+    ) -> RefreshResult: ...
+
+
 Task = Literal["fill", "refresh"]
 """fill: give rows without a bias theirs. refresh: check the bank and what else biases come from, too; it
 does the work of the other.

@@ -139,9 +139,9 @@ class Planning(options.RecipeOptions):
         recipe = self._recipe(store, migration.source)
         estimator = recipe.estimator
         # More queries may have been sampled since: the migration goes on with those it began with.
-        bank = None if isinstance(recipe.bank, str) else recipe.own_bank
-        targets = recipe.targets
-        prior = ChosenPrior.of(recipe.of_prior).arguments or {}
+        bank = None if isinstance(recipe.bank, str) else recipe.named_bank
+        targets = recipe.named_targets
+        prior = ChosenPrior.of(recipe.prior_request).arguments or {}
         former_prior = former.get("prior") or {}
         index_type = self.index_type and self.index_type.upper()
 

@@ -24,7 +24,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
-from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn, fits_of_alike, neighbors_of_look
+from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn, neighbors_for, shared_fits
 from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.errors import InvalidParameter
@@ -118,7 +118,7 @@ class Blend(Estimator, alias="blend"):
             start = check_potentials(bank, inputs.start, self.potentials)
 
         # Each that starts from potentials of its own needs passes of its own, but few of them.
-        together = fits_of_alike(self.estimators, bank, inputs) if start is None else {}
+        together = shared_fits(self.estimators, bank, inputs) if start is None else {}
         fits = []
         for number, (estimator, columns) in enumerate(self.with_columns()):
             if number in together:
@@ -186,13 +186,13 @@ class Blend(Estimator, alias="blend"):
         )
 
 
-def default_of_look(bank: QueryBank, items: Vectors) -> Blend:
+def default_blend_in_full(bank: QueryBank, items: Vectors) -> Blend:
     """Return the default Blend at full strength, as a look at a bank fits it on items (n, d): see
-    `neighbors_of_look`.
+    `neighbors_for`.
     """
     relative, sinkhorn = Blend().estimators
     assert isinstance(sinkhorn, Sinkhorn), "it is a part of the default"
     # Scores of several vectors are computed once and stored, and take far longer than the iterations.
     if not is_token_rows(items):
-        sinkhorn = replace(sinkhorn, neighbors=neighbors_of_look(len(bank) * len(items)))
+        sinkhorn = replace(sinkhorn, neighbors=neighbors_for(len(bank) * len(items)))
     return Blend((relative, sinkhorn), strength=1.0).clamped(len(bank))

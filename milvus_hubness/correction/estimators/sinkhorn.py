@@ -105,7 +105,7 @@ DENSE_SCORES = 20_000_000
 """Number of scores up to which a look at a bank reads all of them in each iteration."""
 
 
-def neighbors_of_look(scores: int) -> int | None:
+def neighbors_for(scores: int) -> int | None:
     """Return the `neighbors` of a Sinkhorn with which a look at a bank tries a method on so many scores:
     a job, whose biases stay, takes minutes where this takes seconds.
     """
@@ -306,7 +306,7 @@ def fit_together(
     return fits
 
 
-def fits_of_alike(
+def shared_fits(
     estimators: Sequence[Estimator], bank: QueryBank, inputs: FitInputs
 ) -> dict[int, FittedBias]:
     """Return the fits of those that differ in tau and temperature only, by their numbers: passes over

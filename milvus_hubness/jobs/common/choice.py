@@ -1,6 +1,6 @@
 """Which biases a collection gets: what follows from a recipe, the verdict on its bank and the rows.
 
-`chosen` is the only place of that sequence, for a collection without biases; `settled`, its middle, is
+`chosen` is the only place of that sequence, for a collection without biases; `choice_of`, its middle, is
 also that of a refresh, which starts from the biases in use. What the recipe names comes first, then the
 choice of the verdict, then what is in use, then the defaults.
 """
@@ -188,14 +188,14 @@ def chosen(
         capability(store, HubGuards).expect_hub_guard()
     if recipe.gate:
         capability(store, SearchGates).expect_gates()
-    recipe.of_prior.expect_source()
-    recipe.kinds.expect_possible(layout, field)
+    recipe.prior_request.expect_source()
+    recipe.kind_request.expect_possible(layout, field)
     bank = recipe.required_bank(info.name)
 
     kinds = NO_KINDS
     if recipe.kind is not None:
         vectors, items = rows()
-        kinds = chosen_kinds(store, info, recipe.kinds, layout, vectors, bank)
+        kinds = chosen_kinds(store, info, recipe.kind_request, layout, vectors, bank)
         layout = with_kinds(layout, kinds.rule, vectors)
         if store.column_needs(info, field).kind_offsets:
             layout = with_kind_offsets(layout, kinds.rule, vectors, items)
@@ -207,9 +207,9 @@ def chosen(
         verdict = judged(layout, judged_rows, field, bank, judging, kinds.rule)
 
     is_followed = recipe.estimator is None
-    prior = chosen_prior(recipe.of_prior, verdict, is_followed=is_followed)
+    prior = chosen_prior(recipe.prior_request, verdict, is_followed=is_followed)
     default = Choice(default_estimator(by_kind=kinds.rule is not None))
-    choice = settled(recipe, verdict, default, prior, are_gated=isinstance(store, SearchGates))
+    choice = choice_of(recipe, verdict, default, prior, are_gated=isinstance(store, SearchGates))
     prior = on_gallery(store, info, prior, progress=progress)
     remarks = (
         *_verdict_remarks(verdict, info, judging, is_followed=is_followed),
@@ -220,7 +220,7 @@ def chosen(
     return Chosen(
         **vars(choice),
         bank=bank,
-        target_bank=recipe.targets,
+        target_bank=recipe.named_targets,
         layout=layout,
         prior=prior,
         kinds=kinds,
@@ -232,7 +232,7 @@ def chosen(
     )
 
 
-def settled(
+def choice_of(
     recipe: Recipe,
     verdict: TuningRecord | None,
     in_use: Choice,
@@ -263,7 +263,7 @@ def settled(
     if recipe.gate is not None:
         gate = checked_gate(recipe.gate)
 
-    return Choice(joined_with(estimator, recipe.of_prior, prior), strength, gate)
+    return Choice(joined_with(estimator, recipe.prior_request, prior), strength, gate)
 
 
 def default_estimator(*, by_kind: bool) -> Estimator:

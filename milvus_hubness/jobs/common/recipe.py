@@ -20,11 +20,8 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.kinds import KindRequest
 from milvus_hubness.jobs.common.priors import PriorLike, PriorRequest
-from milvus_hubness.jobs.common.samples import is_in_database, vectors_in
+from milvus_hubness.jobs.common.samples import VECTORS, is_in_database, read_from_database
 from milvus_hubness.jobs.store.protocols import Store
-
-VECTORS = ("bank", "target_bank", "queries")
-"""Fields that hold vectors, or name some of the database."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,37 +84,32 @@ class Recipe:
         if self.on_hub is not None:
             expect_word("on_hub", self.on_hub, OnHub)
         # They raise if what is named does not go together.
-        _ = self.judging, self.of_prior
-        self.kinds.expect_no_targets(self.target_bank)
+        _ = self.judging, self.prior_request
+        self.kind_request.expect_no_targets(self.target_bank)
 
     def read(self, store: Store, collection: str, field: str | None = None) -> Recipe:
         """Return the recipe with the vectors that it names of this database.
 
-        collection, field: whose samples "samples" are. Raises as `vectors_in` does.
+        collection, field: whose samples "samples" are. Raises as `read_from_database` does.
         """
-        named = {name: getattr(self, name) for name in VECTORS}
-        read: dict[str, Any] = {
-            name: vectors_in(store, text, collection, field)
-            for name, text in named.items()
-            if isinstance(text, str)
-        }
-        return replace(self, **read) if read else self
+        found: dict[str, Any] = read_from_database(store, vars(self), collection, field)
+        return replace(self, **found) if found else self
 
     def required_bank(self, collection: str) -> QueryBank:
         """Return the bank. Raises InvalidInput if none is named."""
-        if self.own_bank is None:
+        if self.named_bank is None:
             raise InvalidInput(
                 f"{collection!r} has no reference queries yet: pass a bank ({WHERE_FROM})"
             )
-        return self.own_bank
+        return self.named_bank
 
     @property
-    def own_bank(self) -> QueryBank | None:
+    def named_bank(self) -> QueryBank | None:
         """The bank that is named, of a recipe that is read."""
         return cast("QueryBank | None", self.bank)
 
     @property
-    def targets(self) -> QueryBank | None:
+    def named_targets(self) -> QueryBank | None:
         """The target bank that is named, of a recipe that is read."""
         return cast("QueryBank | None", self.target_bank)
 
@@ -128,12 +120,12 @@ class Recipe:
         return Judging.of(self.verdict, queries)
 
     @cached_property
-    def of_prior(self) -> PriorRequest:
+    def prior_request(self) -> PriorRequest:
         """The prior that is named."""
         return PriorRequest.of(self.prior, self.prior_weight, is_dropped=self.no_prior)
 
     @property
-    def kinds(self) -> KindRequest:
+    def kind_request(self) -> KindRequest:
         """The kinds that are named."""
         return KindRequest.of(self.kind)
 

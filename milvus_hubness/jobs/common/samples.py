@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, only_field, rea
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, QuerySamples, Sampling
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
+
+VECTORS = ("bank", "target_bank", "queries")
+"""Arguments and fields of recipes that hold vectors, or name some of the database."""
 
 SAMPLES = "samples"
 """The name of a bank that is read from the samples of the collection itself, not from a file."""
@@ -79,14 +83,24 @@ def is_in_database(named: object, *, as_bank: bool = True) -> bool:
     return named.startswith(COLLECTION_PREFIX) or (as_bank and named == SAMPLES)
 
 
-def vectors_in(store: Store, named: str, collection: str, field: str | None) -> QueryBank:
-    """Return the vectors of the database that a text names, see `is_in_database`.
+def read_from_database(
+    store: Store, values: Mapping[str, object], collection: str, field: str | None
+) -> dict[str, QueryBank]:
+    """Return the vectors of the database that some of these values name, by the names of the values.
 
-    collection, field: whose samples are meant. Raises as `sampled_bank` and `read_bank` do.
+    values: arguments or fields by name, of which VECTORS are looked at. collection, field: whose samples
+    are meant. Raises as `sampled_bank` and `read_bank` do.
     """
-    if named == SAMPLES:
-        return sampled_bank(store, collection, field)
-    return read_bank(store, named)
+    found = {}
+    for name in VECTORS:
+        value = values.get(name)
+        if not isinstance(value, str) or not is_in_database(value, as_bank=name == "bank"):
+            continue
+        is_sampled = value == SAMPLES
+        found[name] = (
+            sampled_bank(store, collection, field) if is_sampled else read_bank(store, value)
+        )
+    return found
 
 
 def distinct_samples(store: Store, info: CollectionInfo, field: str) -> QueryBank | None:

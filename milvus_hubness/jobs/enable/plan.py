@@ -117,8 +117,8 @@ def plan_enable(
     recipe = Recipe.of(recipe).read(store, source, field)
     if recipe.kind is not None:
         raise InvalidInput(
-            "the candidates of a search that is compared by kind are other ones: leave the kinds out, or "
-            "migrate the collection"
+            "biases beside the vectors cannot be compared by kind: leave the kinds out, or migrate the "
+            "collection"
         )
     info, field = _correctable(store, source, field, bank_collection)
     suffix = suffix_for(field, info.states.values())

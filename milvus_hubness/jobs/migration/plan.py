@@ -362,7 +362,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> L
     bank = recipe.required_bank(info.name)
     bank.expect_rows(layout.multi_vectors, field_words(field))
     bank.expect_dim(layout.dim, "the field")
-    recipe.kinds.expect_possible(layout, field)
+    recipe.kind_request.expect_possible(layout, field)
     return layout
 
 

@@ -46,11 +46,13 @@ def values_among_all(
     query_of = np.repeat(np.arange(len(queries)), counts)
     # In float64 two equal rows have one score, whichever rows they are multiplied with.
     sent = queries[query_of].astype(np.float64)
-    right = np.concatenate([np.asarray(of_query) for of_query in positives])
-    own_of = None if own is None else own[query_of]
-    raw = np.einsum("ij,ij->i", sent, items[right])
-    limits = [raw - bias[right] for bias in biases]
-    found = [ranks(queries[query_of], items, right, bias, own=own_of).ranks for bias in biases]
+    right_rows = np.concatenate([np.asarray(of_query) for of_query in positives])
+    ignored = None if own is None else own[query_of]
+    raw_scores = np.einsum("ij,ij->i", sent, items[right_rows])
+    limits = [raw_scores - bias[right_rows] for bias in biases]
+    ranks_by_bias = [
+        ranks(queries[query_of], items, right_rows, bias, own=ignored).ranks for bias in biases
+    ]
 
     for rows, biases_of_rows in others:
         size = max(1, MOST_SCORES // max(1, len(rows)))
@@ -59,9 +61,11 @@ def values_among_all(
             scores = sent[block] @ rows.T.astype(np.float64)
             # As `ranks` has it: what differs by the rounding of float32 is no order.
             margins = MARGIN * np.abs(scores).max(axis=1, initial=0.0)
-            for limit, bias, of_bias in zip(limits, biases_of_rows, found, strict=True):
+            for limit, bias, found in zip(limits, biases_of_rows, ranks_by_bias, strict=True):
                 is_before = scores - bias > (limit[block] + margins)[:, None]
-                of_bias[block] += is_before.sum(axis=1)
+                found[block] += is_before.sum(axis=1)
 
     flat_grades = None if grades is None else np.concatenate([np.asarray(one) for one in grades])
-    return np.stack([measure.values(in_order(one, starts, flat_grades)) for one in found])
+    return np.stack(
+        [measure.values(in_order(found, starts, flat_grades)) for found in ranks_by_bias]
+    )

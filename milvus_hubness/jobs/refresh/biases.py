@@ -33,7 +33,7 @@ from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.refresh.among_all import values_among_all
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, applied
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, choice_in_use
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.measures import (
@@ -158,10 +158,8 @@ def judge(
     if len(fits) < 2:
         return None
 
-    # The first row of biases is that of a raw search.
-    biases = [np.zeros(len(items), np.float32), *(fit.bias for fit in fits)]
+    biases = _compared_biases(len(items), fits)
     gates = [fit.gate for fit in fits]
-
     outcome = assess(reduced_queries(layout, searched, kinds), items, biases).gated(gates)
     skews = [skewness(k_occurrence(answers, len(sample))) for answers in outcome.retrieved]
     noise = noise_of_change(outcome, len(sample), np.random.default_rng(0))
@@ -175,27 +173,7 @@ def judge(
     measured_rows = 0
     if labelled is not None:
         measure = labelled.measure
-        measured_rows = len(sample)
-        sent = reduced_queries(layout, labelled.queries, kinds)
-        judged: dict[str, Any] = {
-            "grades": labelled.grades,
-            "measure": measure,
-            "own": labelled.own,
-        }
-        if others:
-
-            def rest() -> Iterator[tuple[Floats, list[Floats]]]:
-                nonlocal measured_rows
-                for vectors, of_rows in others:
-                    measured_rows += len(vectors)
-                    of_fits = [fit.of_rows(vectors, of_rows) for fit in fits]
-                    none = np.zeros(len(vectors), np.float32)
-                    yield reduced_items(layout, vectors, kinds, of_rows), [none, *of_fits]
-
-            values = values_among_all(sent, items, biases, labelled.positives, rest(), **judged)
-        else:
-            outcome = assess(sent, items, biases, labelled.positives, **judged)
-            values = outcome.gated(gates).values
+        values, measured_rows = _labelled_values(layout, reduced, fits, labelled, others)
         measured, gains = _gains_of(values, labelled.weights)
 
     return RefreshEvaluation(
@@ -286,7 +264,7 @@ class FitWithout(NamedTuple):
     """(n,), of the sample."""
     gate: npt.NDArray[np.bool_] | None
     """(n,) which of its items the gate lets through; None without a gate."""
-    of_rows: Callable[[Floats, KindNumbers | None], Floats]
+    bias_of: Callable[[Floats, KindNumbers | None], Floats]
     """Computes the biases of other rows (k, d) with these kinds."""
 
 
@@ -314,12 +292,54 @@ def _fit_without(
     )
     strength = np.float32(plan.strength)
 
-    def of_rows(vectors: Floats, numbers: KindNumbers | None) -> Floats:
+    def bias_of(vectors: Floats, numbers: KindNumbers | None) -> Floats:
         return correction.centred(vectors, kinds=numbers) * strength
 
-    bias = of_rows(sample.vectors, sample.numbers)
+    bias = bias_of(sample.vectors, sample.numbers)
     gate = activated_by(plan.gate, correction.fitted.bank.vectors, sample.items)
-    return FitWithout(bias, gate, of_rows)
+    return FitWithout(bias, gate, bias_of)
+
+
+def _compared_biases(count: int, fits: Sequence[FitWithout]) -> list[Floats]:
+    """Return the biases (n,) of the sample in the order of COMPARED: none, then those of the fits."""
+    return [np.zeros(count, np.float32), *(fit.bias for fit in fits)]
+
+
+def _labelled_values(
+    layout: Layout,
+    sample: ReducedSample,
+    fits: Sequence[FitWithout],
+    labelled: Labelled,
+    others: Iterable[tuple[Floats, KindNumbers | None]],
+) -> tuple[npt.NDArray[np.float64], int]:
+    """Return the measure of labelled queries under each of COMPARED, (3, m), and among how many rows.
+
+    others: as of `judge`.
+    """
+    sent = reduced_queries(layout, labelled.queries, sample.kinds)
+    biases = _compared_biases(len(sample.items), fits)
+    judgements: dict[str, Any] = {
+        "grades": labelled.grades,
+        "measure": labelled.measure,
+        "own": labelled.own,
+    }
+    if not others:
+        outcome = assess(sent, sample.items, biases, labelled.positives, **judgements)
+        return outcome.gated([fit.gate for fit in fits]).values, len(sample.items)
+
+    row_counts = [len(sample.items)]
+
+    def others_with_biases() -> Iterator[tuple[Floats, list[Floats]]]:
+        for vectors, numbers in others:
+            row_counts.append(len(vectors))
+            raw = np.zeros(len(vectors), np.float32)
+            fitted = [fit.bias_of(vectors, numbers) for fit in fits]
+            yield reduced_items(layout, vectors, sample.kinds, numbers), [raw, *fitted]
+
+    values = values_among_all(
+        sent, sample.items, biases, labelled.positives, others_with_biases(), **judgements
+    )
+    return values, sum(row_counts)
 
 
 def _objection(
@@ -486,7 +506,7 @@ def evaluate(
     """
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    in_use = RefreshPlan(**vars(applied(profile)), bank=bank, reason="")
+    in_use = RefreshPlan(**vars(choice_in_use(profile)), bank=bank, reason="")
     numbers = sample.kinds(state.kinds)
     kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)
     others: Iterable[tuple[Floats, KindNumbers | None]] = ()

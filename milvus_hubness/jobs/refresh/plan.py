@@ -47,7 +47,7 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
-from milvus_hubness.jobs.common.choice import Choice, settled
+from milvus_hubness.jobs.common.choice import Choice, choice_of
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease_records import (
@@ -284,7 +284,7 @@ def plan_refresh(
     on_bank = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     if is_new:
         prior = _measured_prior(store, info, state, options, NO_PRIOR, on_bank)
-        choice = settled(recipe, on_bank, applied(profile), prior, are_gated=are_gated)
+        choice = choice_of(recipe, on_bank, choice_in_use(profile), prior, are_gated=are_gated)
         return RefreshPlan(
             **vars(choice),
             bank=replace(bank, clicks=prior.clicks),
@@ -296,9 +296,9 @@ def plan_refresh(
     tuned = _newly_tuned(on_bank, profile, bank) if recipe.estimator is None else None
     former = ChosenPrior(profile.prior, stored.clicks)
     # The weight of a prior that was named now may have been tuned before it.
-    of_prior = tuned if recipe.prior is None else on_bank
-    prior = _measured_prior(store, info, state, options, former, of_prior)
-    choice = settled(recipe, tuned, applied(profile), prior, are_gated=are_gated)
+    prior_verdict = tuned if recipe.prior is None else on_bank
+    prior = _measured_prior(store, info, state, options, former, prior_verdict)
+    choice = choice_of(recipe, tuned, choice_in_use(profile), prior, are_gated=are_gated)
 
     if refit_reason:
         reasons.append(refit_reason)
@@ -329,7 +329,7 @@ def plan_refresh(
     )
 
 
-def applied(profile: Profile) -> Choice:
+def choice_in_use(profile: Profile) -> Choice:
     """Return what a profile applies."""
     return Choice(from_dict(profile.estimator), profile.strength, profile.gate)
 
@@ -355,7 +355,7 @@ def _measured_prior(
 
     former: that of the biases in use. Raises InvalidInput, InvalidParameter.
     """
-    request = options.recipe.of_prior
+    request = options.recipe.prior_request
     if former.prior is None:
         request.expect_source()
     if request.prior is not None and request.prior.field in state.codec.hidden_fields:
@@ -403,8 +403,8 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
     recipe = options.recipe
     bank = _with(saved, recipe)
     present = ChosenPrior(begun.prior, saved.clicks)
-    prior = chosen_prior(recipe.of_prior, None, present)
-    choice = settled(recipe, None, applied(begun), prior)
+    prior = chosen_prior(recipe.prior_request, None, present)
+    choice = choice_of(recipe, None, choice_in_use(begun), prior)
     is_same_method = is_same(choice.estimator, begun.estimator) and choice.gate == begun.gate
     is_same_prior = prior.arguments == present.arguments
     return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
@@ -413,7 +413,7 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
 def _continuing(begun: Profile, saved: StoredBank, unfinished: Migration | None) -> RefreshPlan:
     """Return the plan to finish the unfinished refresh to this profile."""
     return RefreshPlan(
-        **vars(applied(begun)),
+        **vars(choice_in_use(begun)),
         bank=saved,
         reason="one was not finished",
         prior=begun.prior,
@@ -475,8 +475,10 @@ def _with(stored: StoredBank, recipe: Recipe) -> StoredBank:
     """Return the stored bank with the queries and targets of a recipe in place of its own, where it names
     some.
     """
-    queries = recipe.own_bank or stored.queries
-    return replace(stored, queries=queries, targets=recipe.targets or stored.targets, nearest=())
+    queries = recipe.named_bank or stored.queries
+    return replace(
+        stored, queries=queries, targets=recipe.named_targets or stored.targets, nearest=()
+    )
 
 
 def _newly_tuned(

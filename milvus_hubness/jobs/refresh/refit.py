@@ -158,7 +158,7 @@ def _share(fit: Fit, rows: int, options: RefreshOptions) -> float | None:
 def _of_given_bank(state: CollectionState, name: str, why: str, options: RefreshOptions) -> str:
     """Return why a new bank is due although one is given; empty if the given one is new."""
     in_use = state.profiles[name].bank.queries_fingerprint
-    given = options.recipe.own_bank
+    given = options.recipe.named_bank
     if given is None or given.fingerprint != in_use:
         return ""
     return (

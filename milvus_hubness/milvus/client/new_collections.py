@@ -57,7 +57,8 @@ class CorrectionConfig:
 
     def __post_init__(self) -> None:
         # An import that a client without a new collection does not pay for.
-        from milvus_hubness.jobs.common.recipe import VECTORS, Recipe
+        from milvus_hubness.jobs.common.recipe import Recipe
+        from milvus_hubness.jobs.common.samples import VECTORS
 
         recipe = Recipe.of(self.recipe)
         object.__setattr__(self, "recipe", recipe)
@@ -65,7 +66,10 @@ class CorrectionConfig:
             raise InvalidInput("a new collection needs reference queries: pass a bank")
         for name in VECTORS:
             if isinstance(text := getattr(recipe, name), str):
-                raise InvalidInput(f"{name} of a new collection is an array, not {text!r}")
+                raise InvalidInput(
+                    f"{name}={text!r} is read by jobs only, not by create_collection: pass the vectors, "
+                    "or the name of their file"
+                )
         if recipe.kind is not None or recipe.gate:
             raise InvalidInput(
                 "kinds and a gate are chosen on the rows, and a new collection has none: leave kind and "
@@ -76,8 +80,8 @@ class CorrectionConfig:
                 f"the prior of a new collection is the name of a field, not {recipe.prior!r}: a "
                 "refresh takes clicks"
             )
-        recipe.of_prior.expect_source()
-        if recipe.of_prior.is_demand:
+        recipe.prior_request.expect_source()
+        if recipe.prior_request.is_demand:
             raise InvalidInput(
                 "the demand of a bank is shared among the rows, and a new collection has none: "
                 "refresh with --prior bank once it has rows"
@@ -211,7 +215,7 @@ def _new_field(
     """
     # Imports that a client without a new collection does not pay for.
     from milvus_hubness.correction.fitted import Correction, grouped, initial_state
-    from milvus_hubness.jobs.common.choice import Choice, settled
+    from milvus_hubness.jobs.common.choice import Choice, choice_of
     from milvus_hubness.jobs.common.inputs import FitRows
     from milvus_hubness.jobs.common.judging import judged
     from milvus_hubness.jobs.common.priors import chosen_prior
@@ -219,9 +223,9 @@ def _new_field(
 
     recipe = Recipe.of(config.recipe)
     bank = recipe.required_bank(collection)
-    targets = recipe.targets
+    targets = recipe.named_targets
     default = Choice(NNN(16), config.strength)
-    estimator = settled(recipe, None, default).estimator
+    estimator = choice_of(recipe, None, default).estimator
     if estimator.needs_gallery:
         raise InvalidInput(
             f"{type(estimator).__name__} is fitted on a gallery, and {collection!r} has no "
@@ -256,7 +260,7 @@ def _new_field(
     if targets is not None and recipe.judging.mode != "skip":
         verdict = judged(layout, FitRows(targets.vectors), field.name, bank, recipe.judging)
         recipe.judging.require(verdict, collection)
-    strength = min(config.strength, settled(recipe, verdict, default).strength)
+    strength = min(config.strength, choice_of(recipe, verdict, default).strength)
 
     # Without target items, the first refresh that reads rows looks for near copies.
     if targets is not None:
@@ -277,7 +281,7 @@ def _new_field(
         dtype=dtype,
         source=collection,
         strength=strength,
-        prior=chosen_prior(recipe.of_prior, verdict).prior,
+        prior=chosen_prior(recipe.prior_request, verdict).prior,
         evidence=correction.measured(targets.vectors).evidence if targets is not None else None,
         on_hub=recipe.on_hub or "off",
     )

@@ -7,7 +7,7 @@ import pytest
 
 from milvus_hubness.correction.estimators import NNN, to_dict
 from milvus_hubness.errors import CorrectionNotRecommended
-from milvus_hubness.jobs.common.choice import Choice, settled
+from milvus_hubness.jobs.common.choice import Choice, choice_of
 from milvus_hubness.jobs.common.judging import Judging, store_verdict
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.store.records import MOST_VERDICTS, TuningRecord, Verdicts
@@ -129,6 +129,6 @@ def test_a_verdict_that_is_overruled_is_in_the_audit_log(caplog):
 
 def test_jobs_take_the_method_and_the_strength_of_what_is_not_proven():
     recipe, default = Recipe(np.eye(3)), Choice(NNN(3))
-    chosen = settled(recipe, record("not proven"), default)
+    chosen = choice_of(recipe, record("not proven"), default)
     assert (chosen.estimator, chosen.strength) == (NNN(7), 0.5)
-    assert settled(recipe, record("leave it alone", 0.0), default).strength == 1.0
+    assert choice_of(recipe, record("leave it alone", 0.0), default).strength == 1.0

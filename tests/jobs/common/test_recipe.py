@@ -17,7 +17,7 @@ from milvus_hubness import (
     WithDemand,
 )
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, to_dict
-from milvus_hubness.jobs.common.choice import Choice, settled
+from milvus_hubness.jobs.common.choice import Choice, choice_of
 from milvus_hubness.jobs.store.records import TuningRecord
 
 BANK = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
@@ -47,7 +47,7 @@ def test_a_bank_alone_is_a_recipe(tmp_path):
     recipe = Recipe(BANK, estimator=NNN(4))
     assert Recipe.of(recipe) is recipe
     for bank in (BANK, BANK.tolist(), QueryBank(BANK), tmp_path / "bank.npy"):
-        assert np.array_equal(Recipe.of(bank).own_bank.vectors, BANK)
+        assert np.array_equal(Recipe.of(bank).named_bank.vectors, BANK)
     assert Recipe.of(None).bank is None
 
 
@@ -107,7 +107,7 @@ def test_no_word_is_ignored_where_it_cannot_be_followed(call):
     ],
 )
 def test_what_is_named_comes_first_then_the_verdict_then_what_is_in_use(words, record, wanted):
-    choice = settled(Recipe(BANK, **words), record, IN_USE)
+    choice = choice_of(Recipe(BANK, **words), record, IN_USE)
     if wanted is None:
         assert choice.estimator == WithDemand((NNN(4),), weight=0.0)
     else:
@@ -115,8 +115,8 @@ def test_what_is_named_comes_first_then_the_verdict_then_what_is_in_use(words, r
 
 
 def test_where_clients_gate_no_search_the_gate_of_a_verdict_does_not_count():
-    assert settled(Recipe(BANK), verdict(), IN_USE, are_gated=False).gate == 3
+    assert choice_of(Recipe(BANK), verdict(), IN_USE, are_gated=False).gate == 3
 
 
 def test_a_recipe_without_words_is_the_default():
-    assert settled(Recipe(BANK), None, Choice(DEFAULT_ESTIMATOR)) == Choice(DEFAULT_ESTIMATOR)
+    assert choice_of(Recipe(BANK), None, Choice(DEFAULT_ESTIMATOR)) == Choice(DEFAULT_ESTIMATOR)

@@ -10,6 +10,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.correction.kinds import KindRule, Kinds
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
@@ -321,3 +322,32 @@ def test_right_rows_are_looked_up_in_the_sample():
         sample.labelled(unsent, "products")
     unsent = Judgements.of(queries, keys, weights=[2, 1, 0, 0])
     assert sample.labelled(unsent, "products") is None, "one query is too few"
+
+
+@pytest.mark.parametrize("by_kind", [False, True], ids=["without kinds", "by kind"])
+def test_pairs_are_measured_among_the_rows_that_are_not_in_the_sample_too(hubs, by_kind):
+    """Also of queries with several right rows; NNN reads no gallery, so both fits are those of all rows."""
+    items, queries, _ = hubs
+    layout, count = Layout(DIM, "IP"), 250
+    numbers = np.arange(len(items)) % 2
+    kinds = None
+    if by_kind:
+        rule = KindRule(field="kind", values=("photo", "text"))
+        kinds = Kinds.measured(rule, items, numbers, queries)
+        layout = Layout(DIM, "IP", kinds=2)
+    right = [np.unique([n % count, (3 * n) % count]) for n in range(400)]
+    labelled = Labelled(items[[rows[0] for rows in right]] + np.float32(0.3), right)
+    old, new = standing(queries, NNN(8)), standing(queries, NNN(32))
+
+    def measured(rows, others=()):
+        of_rows = numbers[rows] if by_kind else None
+        return judge(layout, items[rows], old, new, labelled, None, kinds, of_rows, others)
+
+    whole = measured(np.arange(len(items)))
+    parts = np.array_split(np.arange(count, len(items)), 3)
+    others = [(items[part], numbers[part] if by_kind else None) for part in parts]
+    told = measured(np.arange(count), others)
+    assert (told.items, told.measured_rows) == (count, len(items))
+    assert told.measured == whole.measured
+    assert told.gains == whole.gains
+    assert measured(np.arange(count)).measured["raw"] > whole.measured["raw"]
