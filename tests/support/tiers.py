@@ -1,7 +1,7 @@
 """Which tests run in which tier, in which order, and on which worker.
 
-`make test` shows every behaviour once: on Milvus Lite or Qdrant's local mode, and on Milvus 2.3.5 where that may answer
-otherwise than Lite. `make test-server` runs the other cases on servers, `make test-long` the same behaviours in other
+`make test` shows every behaviour once, on Milvus Lite or Qdrant's local mode, and the main ones on Milvus 2.3.5 and on the
+models of other servers. `make test-server` runs the other cases on servers, `make test-long` the same behaviours in other
 places, further trials and long ones, `make crash` hours of them. tests/README.md has the rule.
 """
 
@@ -23,7 +23,6 @@ SERVERS = {
     "server-current": servers.CurrentMilvus,
     "qdrant-server": servers.QdrantServer,
 }
-IN_EVERY_TIER = "server-2.3.5"
 STRICT = ("strict", "qdrant-strict")
 """The strict Qdrant server, see tests/qdrant/strict: its requests cost about three times those of the local mode."""
 EVERYDAY_ON_STRICT = (
@@ -48,20 +47,21 @@ BEYOND_CACHING = (
 )  # fmt: skip
 """Parts of the names of cases that it cannot show, as Milvus Lite is below it: that has fewer index types, returns the
 text of a JSON field without its quotes and adds no field, while its version promises these and refuses `auto_id`."""
-SHOWN_ON_LITE = (
-    "congruence/test_ownership.py", "congruence/test_presence.py", "congruence/test_estimators.py",
-    "congruence/test_profiles.py", "congruence/test_lengths.py", "congruence/test_matching.py",
-    "congruence/test_json_values.py", "congruence/test_reference.py", "congruence/test_rerank.py",
-    "congruence/test_taken_names.py", "congruence/test_new_rows.py", "congruence/test_prior.py",
-    "congruence/test_refit.py", "congruence/test_generations_beside.py", "test_a_kind_that_a_write_leaves_out_is_read",
-    "the_alias_moves_while_rows_are_written", "a_delete_that_meets_the_end_of_a_rollback_fails_nobody",
-    "stopped_between_two_batches_it_is_carried_on", "an_interrupted_refresh_changes_no_answer",
-    "thousands_of_rows_of_every_kind_arrive_whole", "an_l2_gallery_far_from_zero",
-    "an_application_that_uses_the_real_name_is_moved_by_renaming", "the_copys_index_is_verified",
-    "a_full_refresh_changes_the_slots", "a_refresh_gives_what_foreign_writers_left_out",
+EVERYDAY_ON_2_3_5 = (
+    "congruence/test_store.py", "congruence/test_client.py", "congruence/test_every_call.py",
+    "congruence/test_cutover.py", "congruence/test_hostile_keys.py::test_a_deletion_takes_the_row",
+    "congruence/test_hostile_keys.py::test_rows_are_read_by_hostile_keys",
+    "congruence/test_iterators.py::test_search_iterator_goes_through_all_rows",
+    "congruence/test_refresh.py::test_a_new_bank_is_adopted",
+    "congruence/test_candidate_reranking.py::test_scores_and_ranking",
+    "congruence/test_candidate_reranking.py::test_rows_come_and_go",
+    "congruence/test_dual_write.py::test_both_hold_what_was_written_to_one",
+    "milvus/proxy/test_congruence.py", "test_hidden_rows.py::test_a_bank_whose_rows_are_hidden_is_loaded",
+    "test_hidden_rows.py::test_nobody_takes_a_lease_whose_record_is_hidden",
+    "test_hidden_rows.py::test_a_run_sees_the_copy_whose_record_is_hidden",
 )  # fmt: skip
-"""Parts of the names of tests about the product's own records and arithmetic: they have a case on Lite in `make test`,
-and Milvus 2.3.5 runs all their cases in `make test-server`."""
+"""Parts of the names of tests of which `make test` runs one case on Milvus 2.3.5: what is stored, found and written, a
+migration, a refresh by a copy and biases beside, hidden rows of a ledger. `make test-server` runs the others."""
 ON_ONE_DATABASE = (
     *(f"congruence/test_kinds_everywhere.py::{name}" for name in (
         "test_a_refresh", "test_a_further_profile", "test_a_copy_that_a_refresh_makes", "test_the_source", "test_auto",
@@ -92,15 +92,14 @@ WITHOUT_A_DATABASE = ("tests/basics/", "tests/correction/", "tests/quality/")
 """Folders whose tests are so quick that all their cases run in `make test`."""
 TRIALS = ("tests/chaos/", "tests/qdrant/test_kills.py")
 EVERYDAY_TRIALS = (
-    "before_a_write[enable-beside]", "before_a_write[disable-beside]",
-    "before_a_write[migrate]", "before_a_write[cutover]", "before_a_write[clean]",
+    "before_a_write[migrate]",
     "chaos/test_kills.py::test_a_refresh[11]", "a_late_write_of_a_refresh_undoes_nothing",
     "qdrant/test_kills.py::test_a_migration[7]", "qdrant/test_kills.py::test_a_migration[21]",
     "qdrant/test_kills.py::test_a_copy", "chaos/test_clients.py",
     "killed_clients_lose_at_most_what_they_had_not_sent[0]",
 )  # fmt: skip
-"""Parts of the names of the trials that `make test` runs, so that each job survives one of a kill, a pause and an
-overlap: the other trials are long. `[21]` is a rollback."""
+"""Parts of the names of the trials that `make test` runs: a migration, a refresh, a rollback (`[21]`) and clients survive a
+kill, a pause or an overlap. The other trials are long."""
 TAKES_LONG = (
     "test_more_rows_need_no_more_memory",
     "test_thousands_of_rows_of_every_kind_arrive_whole[lite-varchar",
@@ -203,23 +202,28 @@ def mark_tiers(items: list[pytest.Item]) -> None:
 
 
 def mark_servers(items: list[pytest.Item]) -> None:
-    """Mark the cases of `make test-server`: all on servers but those that EVERYDAY_ON_CACHING names, and each
-    function's first on Milvus 2.3.5, if it may behave otherwise than on Lite."""
+    """Mark the cases of `make test-server`: all on servers but those that EVERYDAY_ON_CACHING names, and the first
+    case of each function that EVERYDAY_ON_2_3_5 names."""
     first: set[str] = set()
     for item in items:
         server = server_of(item)
-        if server is None or (server == "caching" and _has_part(item, EVERYDAY_ON_CACHING)):
+        is_trial = item.nodeid.startswith(TRIALS)
+        if is_trial or (server is None and not needs_shared_server(item.nodeid)):
             continue
+        if server == "caching" and _has_part(item, EVERYDAY_ON_CACHING):
+            continue
+
         function = function_of(item)
-        if (
-            server != IN_EVERY_TIER
-            or function in first
-            or item.get_closest_marker("beyond_contract")
-            or _has_part(item, (*SHOWN_ON_LITE, *ON_ONE_DATABASE))
-        ):
-            item.add_marker(pytest.mark.server)
-        else:
+        is_everyday = (
+            server in (None, "server-2.3.5")
+            and _has_part(item, EVERYDAY_ON_2_3_5)
+            and function not in first
+            and not item.get_closest_marker("beyond_contract")
+        )
+        if is_everyday:
             first.add(function)
+        else:
+            item.add_marker(pytest.mark.server)
 
 
 def is_a_further_trial(item: pytest.Item) -> bool:
