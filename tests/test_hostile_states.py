@@ -29,7 +29,6 @@ from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.guard import LEVELS
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
 from milvus_hubness.jobs.common.lease_records import LEASES
-from milvus_hubness.jobs.refresh.plan import SPARE_BANKS
 from milvus_hubness.jobs.store.generations import fitted_bank
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import (
@@ -424,8 +423,7 @@ def test_queries_that_somebody_adds_by_hand_leave_a_bank_without_groups(group):
 BODIES = ["{", "[1]", "{}", '{"version": 2}', "[" * 30_000, "null", '"x"']
 
 
-@pytest.mark.parametrize("group", [LEASES, SPARE_BANKS])
-def test_a_broken_record_of_a_job_is_named(lite, group):
+def test_a_broken_record_of_a_job_is_named(lite):
     rng = np.random.default_rng(1)
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
@@ -433,15 +431,15 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
         store, name, Recipe(QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), verdict="warn")
     )
     enable(store, plan, client_ttl=0.0)
-    key = f"{group}/{name}"
+    key = f"{LEASES}/{name}"
     for body in BODIES:
-        store.put_records(LEDGER, [Record(key, SPARE_BANKS if group == SPARE_BANKS else key, body)])
+        store.put_records(LEDGER, [Record(key, key, body)])
         with pytest.raises(
             StateError,
             match=f"the ledger record '{key}' is broken.*: delete it from 'hubness_ledger'",
         ):
             refresh(store, name, client_ttl=0.0)
-    store.drop_records(LEDGER, SPARE_BANKS if group == SPARE_BANKS else key, [key])
+    store.drop_records(LEDGER, key, [key])
     assert refresh(store, name, client_ttl=0.0).action == "none"
     assert status(store, name).corrected
 

@@ -331,6 +331,16 @@ class Ledger:
         )
         return used or any(entry.target != but for entry in unreadable)
 
+    def used_banks(self) -> set[tuple[str, str]] | None:
+        """Return the collection and the name of each bank generation that the state of a copy names,
+        also of a copy that is not made yet; None if an entry cannot be read, which may name any.
+        """
+        migrations, unreadable = self._entries()
+        if unreadable:
+            return None
+        states = [migration.state for migration in migrations if migration.state is not None]
+        return {bank.rows for state in states for bank in state.banks}
+
     def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
         migrations: list[Migration] = []
         unreadable: list[_Unreadable] = []

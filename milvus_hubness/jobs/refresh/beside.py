@@ -118,12 +118,9 @@ class Beside(Refreshing):
         """
         replaced = self.state.other
         state = self.state.model_copy(update={"other": other})
-
-        # The note comes first: a killed job must not leave a bank that nobody knows of.
-        self.spare.note([replaced.profile.bank] if replaced else [])
         self.write_state(state)
-        self.spare.drop(self.spare.noted(), state)
         if replaced:
+            self.drop_replaced([replaced.profile.bank], state)
             self._forget_fit(replaced.profile, state)
         return replace(self, state=state)
 

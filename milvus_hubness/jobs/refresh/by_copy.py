@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
 from milvus_hubness.correction.fitted import Correction, measured_kinds
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.correction.state import CollectionState, Profile
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import LeaseHeld, StoreError
 from milvus_hubness.jobs.common.corrections import keep_nearest
 from milvus_hubness.jobs.common.kinds import KindRequest
@@ -40,7 +40,7 @@ from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clien
 from milvus_hubness.jobs.migration.rights import expect_rights, grant_remarks
 from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
 from milvus_hubness.jobs.refresh.biases import Sample, fit
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
 from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.records import ColumnNeeds
@@ -289,8 +289,6 @@ class ByCopy(Refreshing):
                 "the vectors (enable), whose refresh makes no copy"
             ) from error
 
-        # The copy names its bank now; that of a copy that was given up is named by nobody.
-        self.spare.drop(self.spare.noted())
         dropped = self._drop_former(done)
         rows = (done.verified or {}).get("rows", 0)
         return self.result(
@@ -321,11 +319,10 @@ class ByCopy(Refreshing):
     def _drop(self, replacing: Migration) -> None:
         """Drop the source of a former refresh, and the bank generations that only it names."""
         name = replacing.source_now
-        spare = SpareBanks(self.store, name)
+        banks: list[BankReference] = []
         if self.store.exists(name):
-            # Noted first: a killed job must not leave generations that nobody knows of.
             states = self.store.info(name, counted=False).states.values()
-            spare.note({bank for state in states for bank in state.banks})
+            banks = [bank for state in states for bank in state.banks]
         self.lease.include(name)
         drop_former(self.lease, replacing)
-        spare.drop(spare.noted())
+        self.drop_replaced(banks)

@@ -1,19 +1,11 @@
-"""The options and the plan of a refresh: its bank and its estimator; and spare bank generations.
-
-A job notes the bank generations that may become spare; if it is killed, the next refresh of the
-collection drops them, unless a collection state names them. If another job names one at that
-moment, the store restores its rows, see Store.drop_bank_generations.
-"""
+"""The options and the plan of a refresh: its bank and its estimator."""
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
-
-from pydantic import TypeAdapter
 
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
@@ -25,7 +17,6 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.estimators import (
     DEFAULT_ESTIMATOR,
     Estimator,
@@ -35,7 +26,6 @@ from milvus_hubness.correction.estimators import (
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
-    BankReference,
     CollectionState,
     Profile,
     require_state,
@@ -53,7 +43,6 @@ from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease_records import (
     default_client_ttl,
     expect_client_ttl,
-    read_ledger,
 )
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
@@ -64,10 +53,9 @@ from milvus_hubness.jobs.common.priors import (
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.store.generations import holds, reference_to
-from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.generations import holds
 from milvus_hubness.jobs.store.protocols import SearchGates, Store, capability
-from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.retrieval import Measure
 
 
@@ -163,65 +151,6 @@ def refit_share(value: object) -> float:
     if not is_number or not 0 < value <= 1:  # type: ignore[operator]
         raise InvalidParameter(f"refit_share is a number above 0, up to 1, got {value!r}")
     return float(value)  # type: ignore[arg-type]
-
-
-SPARE_BANKS = "spare banks"
-"""The group of the ledger's notes of spare bank generations, one for each collection."""
-
-_NOTED = TypeAdapter(list[BankReference])
-
-
-class SpareBanks:
-    """The spare bank generations of one collection."""
-
-    def __init__(self, store: Store, collection: str) -> None:
-        self._store = store
-        self._key = f"{SPARE_BANKS}/{collection}"
-
-    def note(self, banks: Iterable[BankReference]) -> None:
-        """Add these generations to the note."""
-        spare = list(dict.fromkeys([*self.noted(), *banks]))
-        if spare:
-            self._put(spare)
-
-    def _put(self, banks: Sequence[BankReference]) -> None:
-        body = json.dumps([bank.model_dump() for bank in banks])
-        self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
-
-    def noted(self) -> list[BankReference]:
-        """Return the noted generations that are not yet dropped."""
-        record = self._store.record(LEDGER, self._key)
-        return list(read_ledger(_NOTED.validate_json, record)) if record else []
-
-    def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
-        """Save a bank, and return the reference to it, or to the current generation if they are
-        equal. Until a collection state names it, it is spare.
-        """
-        reference = reference_to(current.collection, bank)
-        is_current = reference.generation == current.generation
-        # Noted before it is saved: a killed job must not leave a generation that no note names.
-        if not is_current:
-            self.note([reference])
-        self._store.save_bank(current.collection, bank, metric)
-        return current if is_current else reference
-
-    def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
-        """Drop the noted generations that no collection state names, and the note.
-
-        noted: the whole note. state: that of this collection, which names some.
-        """
-        if not noted:
-            return
-
-        named = {bank.rows for bank in state.banks} if state else set()
-        undecided = self._store.drop_bank_generations(
-            [bank for bank in noted if bank.rows not in named]
-        )
-        # A later refresh drops them, once the states of all collections can be read.
-        if undecided:
-            self._put(undecided)
-        else:
-            self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
 
 
 @dataclass(frozen=True)

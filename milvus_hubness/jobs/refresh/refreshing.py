@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.notebooks import ShownAsTable
+from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.correction.guard import FEWEST_ROWS as FEWEST_MEASURED
 from milvus_hubness.correction.guard import MOST_MEASURED, Evidence
-from milvus_hubness.correction.state import CollectionState, Profile
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import CorrectionNotRecommended
 from milvus_hubness.jobs.common.fits import Fit
 from milvus_hubness.jobs.common.judging import (
@@ -35,7 +37,8 @@ from milvus_hubness.jobs.refresh.biases import (
     evaluate,
     sampled,
 )
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
+from milvus_hubness.jobs.store.generations import holds
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.measures import as_plain
@@ -292,7 +295,7 @@ class Refreshing(ABC):
         self.lease.check()
         potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
         bank = replace(plan.bank, potentials=potentials)
-        reference = self.spare.save(bank, old.bank, self.state.metric)
+        reference = self._saved(bank, old.bank)
 
         evidence = correction.evidence
         return old.model_copy(
@@ -418,10 +421,23 @@ class Refreshing(ABC):
         """Return the fit of this value of the profile to refresh."""
         return Fit(self.store, self.info, self.state.with_profile(profile))
 
-    @property
-    def spare(self) -> SpareBanks:
-        """The spare bank generations of the collection."""
-        return SpareBanks(self.store, self.info.name)
+    def _saved(self, bank: StoredBank, current: BankReference) -> BankReference:
+        """Save a bank, and return the reference to it, or the current one, which may name nearest
+        items too, if they hold the same rows.
+        """
+        is_current = holds(current, bank)
+        saved, _ = self.store.save_bank(
+            current.collection, bank, self.state.metric, in_use=is_current
+        )
+        return current if is_current else saved
+
+    def drop_replaced(
+        self, banks: Iterable[BankReference], state: CollectionState | None = None
+    ) -> None:
+        """Drop the generations of these banks that no collection state names, nor this one."""
+        named = {bank.rows for bank in state.banks} if state is not None else set()
+        replaced = {bank.rows: bank for bank in banks if bank.rows not in named}
+        self.store.drop_bank_generations(list(replaced.values()))
 
     def write_state(self, state: CollectionState) -> None:
         """Write the state, with the profile that searches use as the active one."""

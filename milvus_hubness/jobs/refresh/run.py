@@ -18,13 +18,12 @@ from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.migration.corrected import half_switched, refreshes_of, unfinished
-from milvus_hubness.jobs.migration.ledger import Migration
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
 from milvus_hubness.jobs.refresh.beside import Beside
 from milvus_hubness.jobs.refresh.by_copy import ByCopy, copying
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
-    SpareBanks,
     plan_refresh,
     ready_state,
     with_profile,
@@ -155,13 +154,11 @@ def _refreshed(
     whole = ready_state(info, options.field)
     if not options.plan:
         store = lease.store
-    spare_banks = SpareBanks(store, info.name)
 
     # A strongly consistent read mostly waits, so these reads run in parallel.
-    with ThreadPoolExecutor(5, "reading") as executor:
+    with ThreadPoolExecutor(4, "reading") as executor:
         row_count = executor.submit(store.count, info.name)
         refreshes = executor.submit(refreshes_of, store, info.name)
-        noted_banks = executor.submit(spare_banks.noted)
         pending_count = executor.submit(BiasBackend(store, info, whole).count_pending)
 
         left = half_switched(refreshes.result(), info.name)
@@ -177,7 +174,6 @@ def _refreshed(
 
         # The bank is awaited only where the plan needs it.
         waiting = pending_count.result()
-        noted = noted_banks.result()
         plan = plan_refresh(
             store,
             info,
@@ -189,10 +185,10 @@ def _refreshed(
             refit_reason,
         )
 
-    # The state of an unfinished copy may name a noted bank, and no collection has it yet.
-    if noted and not options.plan and not begun:
+    if not options.plan:
         lease.check()
-        spare_banks.drop(noted)
+        bank_collection = state.profile.bank.collection
+        store.drop_spare_generations(bank_collection, Ledger(store).used_banks)
 
     kind: type[Refreshing] = Beside if whole.codec.leaves_vectors else ByCopy
     job = kind(

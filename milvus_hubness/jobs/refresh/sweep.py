@@ -26,7 +26,6 @@ from milvus_hubness.jobs.migration.clean import (
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.presence import is_copy
-from milvus_hubness.jobs.refresh.plan import SpareBanks
 from milvus_hubness.jobs.store.ownership import bank_name
 from milvus_hubness.jobs.store.protocols import BiasKeys, Store, expect_store
 from milvus_hubness.jobs.store.records import (
@@ -312,6 +311,4 @@ def _forget(store: Store, name: str) -> None:
     elif migration is not None:
         ledger.forget(migration)
 
-    spare = SpareBanks(store, name)
-    spare.drop(spare.noted())
     store.forget_helpers(name)

@@ -4,6 +4,11 @@ A generation never changes: another bank, or the same bank with other potentials
 has another name and other row ids. Two writers of one generation write the same
 rows under the same ids, so writes may come twice, overlap or arrive late. The
 rows are written first and named in a collection state afterwards.
+
+A generation goes when no collection state names it, those of former copies among them: at once where
+a job knows that it has just replaced it, and otherwise, as after a killed job, with a later refresh that
+finds its rows a day old. Who saves a bank that is there already writes old rows again, so that
+nobody drops what is about to be named.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -113,6 +119,16 @@ ROWS_PER_WRITE = 2_000
 MOST_TIMES = 10
 FEW_ROWS = 1_000
 """Most rows of a generation that are read: so many times those of its bank, or of so small a one."""
+
+SPARE_SECONDS = 24 * 3600
+"""A generation that no collection state names is dropped so long after it was written. Who saves it
+names it within half of that time.
+"""
+
+MOST_FIRST_ROWS = 10_000
+"""Most first rows of generations that are looked at: a bank collection has a few, unless somebody
+adds rows to it.
+"""
 
 MOST_WRITES = 3
 """How often `save_bank` writes a generation of which it then reads back only a part."""
@@ -469,19 +485,30 @@ class BankGenerations(ABC):
         """Delete the rows of one part of a generation, or of all parts, in one request."""
 
     @abstractmethod
+    def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
+        """Yield `generation` and `added_at` of the first row of each part of each generation; a row
+        that lacks one of them was not written by this package.
+        """
+
+    @abstractmethod
+    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
+        """Delete the rows of a generation that were added before this Unix time, in one request."""
+
+    @abstractmethod
     def _all_properties(self) -> Iterable[tuple[str, Mapping[str, str]]]:
         """Yield the name and the properties of each collection."""
 
     def save_bank(
-        self, collection: str, bank: StoredBank, metric: Metric
+        self, collection: str, bank: StoredBank, metric: Metric, *, in_use: bool = False
     ) -> tuple[BankReference, Made]:
         expect_word("metric", metric, Metric)
         created = self._ensure_bank(collection, bank.queries.dim, metric)
         reference = reference_to(collection, bank)
+        renewed_since = 0.0 if in_use else time.time() - SPARE_SECONDS / 2
         writes = 0
         try:
             # A collection that this call has created is empty.
-            stored = [] if created else self._keys_unless_whole(reference)
+            stored = [] if created else self._keys_unless_whole(reference, renewed_since)
             while stored is not None:
                 if writes == MOST_WRITES:
                     raise StateError(
@@ -551,6 +578,32 @@ class BankGenerations(ABC):
 
         return undecided + undecided_now
 
+    def drop_spare_generations(
+        self,
+        collection: str,
+        used_by_jobs: Callable[[], set[tuple[str, str]] | None],
+        older_than: float = SPARE_SECONDS,
+    ) -> None:
+        added_at: dict[str, int] = {}
+        rows = islice(self._first_rows(collection), MOST_FIRST_ROWS)
+        for row in rows:
+            generation, seconds = row.get("generation"), row.get("added_at")
+            if isinstance(generation, str) and isinstance(seconds, int):
+                added_at[generation] = max(seconds, added_at.get(generation, seconds))
+
+        before = int(time.time() - older_than)
+        old = [generation for generation, seconds in added_at.items() if seconds < before]
+        if not old:
+            return
+
+        by_jobs = used_by_jobs()
+        by_states = self._used_generations()
+        if by_jobs is None or by_states is None:
+            return
+        for generation in old:
+            if (collection, generation) not in by_jobs | by_states:
+                self._delete_generation(collection, generation, before)
+
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
         """Create the bank collection if it does not exist, and return whether it was created."""
         created = not self.exists(collection)
@@ -585,16 +638,21 @@ class BankGenerations(ABC):
                 f"bank {collection!r} has {width} dimensions, the queries have {dim}"
             )
 
-    def _keys_unless_whole(self, reference: BankReference) -> list[Key] | None:
+    def _keys_unless_whole(
+        self, reference: BankReference, renewed_since: float = 0.0
+    ) -> list[Key] | None:
         """Return the keys of the stored queries, targets and clicks; None if they are all that the
-        reference names.
+        reference names, and none was added before this Unix time.
         """
         stored = self._read_bank_rows(reference, OWN_PARTS)
         try:
             bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
             return stored.keys
-        return None if holds(reference, bank) else stored.keys
+        is_whole = holds(reference, bank) and all(
+            row["added_at"] >= renewed_since for row in stored.rows
+        )
+        return None if is_whole else stored.keys
 
     def _keys_unless_shown(self, reference: BankReference) -> list[Key] | None:
         """Return what `_keys_unless_whole` returns of rows that were written, and which the
@@ -611,15 +669,22 @@ class BankGenerations(ABC):
         self, references: list[BankReference]
     ) -> tuple[list[BankReference], list[BankReference]]:
         """Return the references to generations that no collection state names, and those that a
-        state which cannot be read may name. The search describes each collection.
+        state which cannot be read may name.
         """
         if not references:
             return [], []
 
+        used = self._used_generations()
+        if used is None:
+            return [], references
+        return [bank for bank in references if bank.rows not in used], []
+
+    def _used_generations(self) -> set[tuple[str, str]] | None:
+        """Return the collection and the name of each generation that a collection state names; None if
+        a state cannot be read, which may name any. It describes each collection.
+        """
         used: set[tuple[str, str]] = set()
         is_certain = True
-        # Only a state that can be read says which banks it uses: one broken state
-        # anywhere in the database makes every generation a candidate that stays.
         for name, properties in self._all_properties():
             try:
                 used.update(
@@ -635,9 +700,7 @@ class BankGenerations(ABC):
                         "no bank generation is dropped, as a collection may use any of them: %s",
                         error,
                     )
-
-        others = [bank for bank in references if bank.rows not in used]
-        return (others, []) if is_certain else ([], others)
+        return used if is_certain else None
 
     def _write_generation(
         self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]

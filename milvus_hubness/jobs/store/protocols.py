@@ -17,7 +17,7 @@ from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
-from milvus_hubness.jobs.store.generations import Batch, Made
+from milvus_hubness.jobs.store.generations import SPARE_SECONDS, Batch, Made
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
@@ -286,12 +286,14 @@ class Banks(Protocol):
     """Query banks; `generations.BankGenerations` implements this for any database."""
 
     def save_bank(
-        self, collection: str, bank: StoredBank, metric: Metric
+        self, collection: str, bank: StoredBank, metric: Metric, *, in_use: bool = False
     ) -> tuple[BankReference, Made]:
         """Save `bank` as a generation, read it back, and return its reference and what was created.
 
-        Raises CollectionExists, DimensionMismatch, and
-        StateError if another process keeps changing the rows.
+        in_use: a state that only the caller writes names the generation already.
+
+        Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing
+        the rows.
         """
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
@@ -313,6 +315,19 @@ class Banks(Protocol):
         If a job does so meanwhile, the rows come back, or the job finds them missing when it loads
         the bank. Return the generations that stay because the state of some collection cannot be
         read; a warning names that collection.
+        """
+
+    def drop_spare_generations(
+        self,
+        collection: str,
+        used_by_jobs: Callable[[], set[tuple[str, str]] | None],
+        older_than: float = SPARE_SECONDS,
+    ) -> None:
+        """Delete the generations of a bank collection that no collection state names and whose rows
+        are older than so many seconds: those that killed jobs have left.
+
+        used_by_jobs: returns collection and name of those that unfinished jobs use; None if nobody
+        knows. It is called where there are old ones.
         """
 
 

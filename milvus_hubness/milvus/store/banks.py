@@ -149,6 +149,16 @@ class MilvusBanks(OwnCollections, BankGenerations):
             reference.collection, filter=bank_rows(reference, [part] if part else [])
         )
 
+    def _first_rows(self, collection: str) -> Iterator[Row]:
+        self._ensure_loaded(collection)
+        fields = ["id", "generation", "added_at"]
+        for _, page in self._pages(collection, "id", fields, QUERIES_PER_PAGE, where="number == 0"):
+            yield from page.values()
+
+    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
+        where = f"generation == {literal(generation)} and added_at < {before}"
+        self.client.delete(collection, filter=where)
+
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for name in self.client.list_collections():
             try:

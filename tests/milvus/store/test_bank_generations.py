@@ -1,5 +1,7 @@
 """Bank collections that several writers share: overlapping saves and drops mix no generations."""
 
+import time
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -18,7 +20,13 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.jobs.store.generations import Batch, generation_of, reference_to
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.store.generations import (
+    SPARE_SECONDS,
+    Batch,
+    generation_of,
+    reference_to,
+)
 from milvus_hubness.jobs.store.protocols import undo_save_bank
 from tests.support.databases import OnMilvus, OnQdrant, write_state
 from tests.support.galleries import vectors
@@ -316,6 +324,78 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
         reference = store.info(name).state.profile.bank
         np.testing.assert_array_equal(store.load_bank(reference).queries.vectors, bank.vectors)
         assert refresh(store, name).action == "none", "nothing changed since"
+
+
+@contextmanager
+def a_day_ago():
+    """The clock by which rows are dated; time_machine would also turn the one by which threads wait."""
+    now = time.time
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time", lambda: now() - SPARE_SECONDS - 60)
+        yield
+
+
+def drop_spare(database, bank_collection, older_than):
+    store = database.store()
+    store.drop_spare_generations(bank_collection, Ledger(store).used_banks, older_than=older_than)
+
+
+def test_what_a_killed_job_left_is_dropped_a_day_later_and_nothing_else(database, monkeypatch):
+    shared = Shared(database, bank_of(1))
+    store, name = database.store(), shared.collection
+    named = shared.state.profile.bank
+    with a_day_ago():
+        left = store.save_bank(name, bank_of(2, targets=3, columns=2), "IP")[0]
+        store.save_nearest(left, shared.name, [[i] for i in range(9)])
+        of_a_copy = store.save_bank(name, bank_of(3), "IP")[0]
+    young = store.save_bank(name, bank_of(4), "IP")[0]
+
+    # Nothing is dropped while a record of the ledger cannot be read.
+    monkeypatch.setattr(Ledger, "used_banks", lambda ledger: None)
+    assert refresh(database.store(), shared.name).action == "none"
+    assert left.generation in database.database.generations(name)
+
+    # The state of a copy that is not made yet stands in the ledger alone.
+    monkeypatch.setattr(Ledger, "used_banks", lambda ledger: {of_a_copy.rows})
+    assert refresh(database.store(), shared.name).action == "none"
+    kept = {each.generation: each.count for each in (named, of_a_copy, young)}
+    assert database.database.generations(name) == kept
+
+
+def test_a_bank_that_is_saved_again_stays_though_it_was_written_long_ago(database):
+    """Whenever another job looks for what nobody uses: its rows are written again."""
+    name, bank = database.name("bank"), bank_of(1, targets=3, columns=2)
+
+    def old_bank():
+        with a_day_ago():
+            return database.store().save_bank(name, bank, "IP")[0]
+
+    n, requests = 0, None
+    while requests is None or requests.seen >= n:
+        n += 1
+        reference, store = old_bank(), database.store()
+        requests = hooked(store, n, partial(drop_spare, database, name, SPARE_SECONDS))
+        assert store.save_bank(name, bank, "IP") == (reference, "generation")
+        drop_spare(database, name, SPARE_SECONDS)
+        assert_whole(database, reference, bank)
+        database.database.drop(name)
+    assert n > 5
+
+    # What a state names is not written again at each refresh.
+    reference = old_bank()
+    assert database.store().save_bank(name, bank, "IP", in_use=True) == (reference, "nothing")
+
+
+def test_rows_of_a_stranger_end_no_refresh_and_take_no_generation_along(database):
+    shared = Shared(database, bank_of(1))
+    store, name, named = database.store(), shared.collection, shared.state.profile.bank
+    rows = store._read_bank_rows(named, ["queries"])
+    strange = {**rows.rows[0], "id": "strange", "number": 0, "added_at": -1}
+    strange["generation"] = '" or true or "'
+    key = store._bank_key("strange")
+    store.upsert(name, Batch([key], rows.vectors[:1], [strange]), store.bank_field)
+    assert refresh(database.store(), shared.name).action == "none"
+    assert database.database.generations(name) == {named.generation: named.count}
 
 
 def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_at_all(database):

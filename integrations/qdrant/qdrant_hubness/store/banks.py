@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from qdrant_client import models
 
@@ -28,6 +29,8 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         # Strict mode allows filters by these keys only with an index.
         for name in ("generation", "part"):
             self.index_payload(collection, name, "keyword")
+        for name in ("number", "added_at"):
+            self.index_payload(collection, name, "integer")
 
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)
@@ -60,6 +63,26 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))
         self.ask("delete", reference.collection, points_selector=where, **SURE)
+
+    def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
+        form = self.form(collection, UNNAMED)
+        first = models.FieldCondition(key="number", match=models.MatchValue(value=0))
+        for page in self._pages(
+            collection,
+            None,
+            form.limits,
+            page=self._rows_per_request(form),
+            where=models.Filter(must=[first]),
+            with_payload=["generation", "added_at"],
+            with_vectors=False,
+        ):
+            yield from (point.payload for point in page)
+
+    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
+        named = models.FieldCondition(key="generation", match=models.MatchValue(value=generation))
+        old = models.FieldCondition(key="added_at", range=models.Range(lt=before))
+        where = models.FilterSelector(filter=models.Filter(must=[named, old]))
+        self.ask("delete", collection, points_selector=where, **SURE)
 
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for collection in self.client.get_collections().collections:
