@@ -13,7 +13,7 @@ from milvus_hubness.basics.defaults import (
 )
 from milvus_hubness.basics.texts import points
 from milvus_hubness.cli import console, options
-from milvus_hubness.errors import LeaseHeld
+from milvus_hubness.errors import InvalidParameter, LeaseHeld
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.refreshing import RefreshResult
@@ -82,6 +82,15 @@ def refresh(
         profile = state.profiles.get(refreshing.profile or state.active)
         current = profile.estimator if profile else None
 
+    given = vars(refreshing).copy()
+    is_planned = given.pop("plan")
+    share = given.pop("refit_share")
+    if share is not None and refreshing.refit:
+        raise InvalidParameter(
+            "--refit-share decides whether to refit: leave out --refit, which has decided"
+        )
+    given["refit"] = "always" if refreshing.refit else "changed" if share is None else share
+
     refresh_options = RefreshOptions(
         recipe.recipe(
             store,
@@ -92,14 +101,16 @@ def refresh(
             current=current,
             no_prior=no_prior,
         ),
-        **vars(refreshing),
+        **given,
         judgements=judging.read(other=recipe.prior_from),
         measure=judging.measure,
         throttle=Throttle(rows_per_second),
     )
     try:
         with console.progress_bars() as progress:
-            result = refresh(store, collection, options=refresh_options, progress=progress)
+            result = refresh(
+                store, collection, options=refresh_options, plan=is_planned, progress=progress
+            )
     except LeaseHeld as error:
         if not once:
             raise

@@ -350,7 +350,10 @@ class CollectionTable(_Table):
 
         Raises as `read_bank` does.
         """
-        options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
+        # The field of a prior is not read again as often as rows without a bias are looked for.
+        options: dict[str, Any] = {"refit": "pending"}
+        if self.client_ttl is not None:
+            options["client_ttl"] = self.client_ttl
         # Rows without a bias get one from the bank in use, so only a full refresh reads the files.
         if full:
             options |= {
@@ -364,7 +367,7 @@ class CollectionTable(_Table):
                 ),
                 "judgements": self._judgements(),
                 "measure": self.measure,
-                "refit_share": self.refit_share,
+                "refit": self.refit_share,
             }
 
         return RefreshOptions(
@@ -373,8 +376,6 @@ class CollectionTable(_Table):
             rename=self.rename,
             keep_former=self.keep_former,
             restart_ttl=self.restart_ttl,
-            # Of all rows, as often as rows without a bias are looked for, that would be too much.
-            reads_values=full,
             throttle=Throttle(self.rows_per_second),
             **options,
         )

@@ -42,6 +42,10 @@ ACTIONS: dict[str, str] = {
     "refused": "new biases were refused",
 }
 """The actions of a refresh, in words."""
+
+STOPPED = "stopped as requested: the next refresh carries on from here"
+"""Why a refresh ends that a service stops."""
+
 UNFINISHED = "unfinished"
 """The action of a reconciliation that did not end with a refresh."""
 
@@ -195,8 +199,10 @@ class Reconciler:
                 self._acquire()
 
             options = self.table.refresh_options(self.store, full=task == "refresh")
-            options = replace(options, stop=self._stop, progress=progress)
-            outcome = Reconciliation.of(self._refresh(self.store, self.table.name, options=options))
+            options = replace(options, progress=progress)
+            with options.throttle.stopped_by(self._stop, Cancelled(STOPPED)):
+                done = self._refresh(self.store, self.table.name, options=options)
+            outcome = Reconciliation.of(done)
             return self._with_scan(outcome, progress) if task == "refresh" else outcome
         except Cancelled as error:
             result = "stopped"

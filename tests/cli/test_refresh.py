@@ -108,10 +108,11 @@ def test_a_share_that_is_none_is_one_line(run, files, share):
     done = run("refresh", "products", "--refit-share", share)
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
-    assert f"refit_share is a number above 0, up to 1, got {float(share)}" in line
+    assert "refit is a share of the rows above 0, up to 1" in line
+    assert f"got {float(share)}" in line
 
 
 def test_a_share_and_a_decision_exclude_each_other(run, files):
     done = run("refresh", "products", "--refit-share", "0.2", "--refit")
     assert done.returncode == 2
-    assert "leave out refit, which has decided" in " ".join(done.stderr.split())
+    assert "leave out --refit, which has decided" in " ".join(done.stderr.split())

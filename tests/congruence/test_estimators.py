@@ -189,7 +189,7 @@ def test_a_refit_learns_what_the_gallery_became(served):
         {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
     ]
     client.insert(served.name, rows)
-    done = refresh(served.store, served.name, refit=True)
+    done = refresh(served.store, served.name, refit="always")
     assert (done.action, done.reason.partition(";")[0]) == ("full", "a refit was requested")
     everything = np.vstack([served.items, served.fresh])
     biases = served.fitted(Sinkhorn(0.5, iterations=100, tol=1e-6), everything).bias(

@@ -309,7 +309,7 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     with pytest.raises(AlreadyCorrected, match="image"):
         plan_migration(shop.store, shop.corrected, QueryBank(shop.banks["image"]), field="image")
     live = aliased(shop.store, shop.corrected)
-    shop.corrected = refresh(shop.store, live, field="text", refit=True).collection
+    shop.corrected = refresh(shop.store, live, field="text", refit="always").collection
     assert status(shop.store, shop.corrected, field="text").epoch == 2
     assert status(shop.store, shop.corrected, field="image").epoch == 1
     found = shop.client.search(shop.corrected, data=list(shop.queries["text"]), anns_field="text")

@@ -77,7 +77,7 @@ def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
     before = stored_bank(store, name)
 
     assert refresh(store, name).action == "none"
-    assert refresh(store, name, refit=True, force=True).action == "full"
+    assert refresh(store, name, refit="always", force=True).action == "full"
     again = stored_bank(store, name)
     np.testing.assert_array_equal(again.queries.groups, before.queries.groups)
 

@@ -92,7 +92,7 @@ def test_a_full_refresh_computes_their_biases_by_the_formula(lite):
         return row["hubness_epoch"]
 
     assert epoch() == -1
-    refresh(store, alias, refit=True, force=True)
+    refresh(store, alias, refit="always", force=True)
     assert epoch() == 2
 
 

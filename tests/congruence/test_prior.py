@@ -166,7 +166,7 @@ def test_a_refresh_reads_the_values_again(shop):
     shop.clicks[50] = -1
     shop.set_clicks()
     state = shop.state
-    assert refresh(shop.store, shop.name, reads_values=False).action == "none"
+    assert refresh(shop.store, shop.name, refit="pending").action == "none"
     with pytest.raises(
         InvalidInput, match=rf"^field '{FIELD}' of .* is negative in 1 row, such as"
     ):

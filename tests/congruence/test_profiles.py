@@ -121,7 +121,7 @@ def test_raw_scores_come_beside_the_corrected(profiled):
 
 def test_a_refresh_renews_the_profile_it_is_told_and_no_other(profiled):
     before = profiled.store.info(profiled.name).state
-    assert refresh(profiled.store, profiled.name, profile="image", refit=True).action == "full"
+    assert refresh(profiled.store, profiled.name, profile="image", refit="always").action == "full"
     after = profiled.store.info(profiled.name).state
     assert after.profiles["default"] == before.profiles["default"]
     assert after.profiles["image"].epoch == before.profiles["image"].epoch + 1

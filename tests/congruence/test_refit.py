@@ -301,7 +301,7 @@ def test_a_copy_that_takes_over_has_the_note_of_its_fit(lite):
     alias = growing.name
     growing.sample(200)
     growing.grow(120)
-    options = {"refit_share": 0.2, "queries": growing.real, "client_ttl": 0}
+    options = {"refit": 0.2, "queries": growing.real, "client_ttl": 0}
     done = refresh(growing.store, alias, **as_recipe(**options))
     assert (done.action, done.unfitted_share) == ("full", 0)
     growing.assert_stored(done.collection)
@@ -348,12 +348,7 @@ def test_a_dropped_copy_leaves_no_note(database):
     assert growing.store.records(LEDGER, group) == []
 
 
-@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), "0.2", True])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(InvalidParameter, match=r"refit_share is a number above 0, up to 1, got"):
-        RefreshOptions(refit_share=share)
-
-
-def test_a_share_beside_what_decides_itself_is_refused():
-    with pytest.raises(InvalidParameter, match="leave out refit, which has decided"):
-        RefreshOptions(refit_share=0.2, refit=True)
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), "0.2", True, None, "never"])
+def test_what_is_neither_a_share_nor_a_word_is_refused(share):
+    with pytest.raises(InvalidParameter, match=r"^refit is .*pending, changed, always"):
+        RefreshOptions(refit=share)

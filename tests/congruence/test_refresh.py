@@ -1,7 +1,5 @@
 """Biases kept right: a copy has the new ones, and searches switch to it all at once."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -71,7 +69,7 @@ def test_one_command_goes_back(corrected):
 
 @under_cosine
 def test_stopped_between_two_batches_it_is_carried_on(corrected):
-    stop, before = threading.Event(), corrected.scores()
+    throttle, before = Throttle(), corrected.scores()
     collection = corrected.collection
 
     class Stopping(corrected.database.base):
@@ -80,20 +78,11 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected):
 
         def upsert(self, target, *args, **kwargs):
             super().upsert(target, *args, **kwargs)
-            stop.set()
-            # It is seen within a moment, and what is admitted until then is still written.
-            with pytest.raises(Cancelled):
-                until_stopped()
-
-    throttle = Throttle()
-
-    def until_stopped():
-        while True:
-            throttle.admit(0)
+            throttle.stop(Cancelled("somebody wants the machine"))
 
     store = corrected.database.store(Stopping)
-    with pytest.raises(Cancelled):
-        refresh(store, corrected.name, QueryBank(corrected.other), stop=stop, throttle=throttle)
+    with pytest.raises(Cancelled, match="wants the machine"):
+        refresh(store, corrected.name, QueryBank(corrected.other), throttle=throttle)
     assert corrected.collection == collection
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
     corrected.database.application().insert(corrected.name, [corrected.row(900, 4)])

@@ -235,7 +235,7 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
     points = [models.PointVectors(id=80 + i, vector=row.tolist()) for i, row in enumerate(without)]
     backend.client.update_vectors(target, points)
     assert not held(range(80, 83)).any()
-    refresh(store, alias := aliased(store, target), refit=True)
+    refresh(store, alias := aliased(store, target), refit="always")
     target = store.info(alias).name
     state = store.info(alias).state
     correction = load_correction(store, state, state.profile)

@@ -338,6 +338,6 @@ def test_a_share_for_refits_that_is_none_is_one_line(tmp_path, key, message):
 def test_refits_are_decided_at_a_refresh(tmp_path):
     text = '[[collection]]\nname = "products"\n[[collection]]\nname = "songs"\nrefit_share = 0.5\n'
     products, songs = config_file(tmp_path, text).config.collection
-    assert products.refresh_options(None, full=True).refit_share == 0.2
-    assert songs.refresh_options(None, full=True).refit_share == 0.5
-    assert songs.refresh_options(None, full=False).refit_share is None
+    assert products.refresh_options(None, full=True).refit == 0.2
+    assert songs.refresh_options(None, full=True).refit == 0.5
+    assert songs.refresh_options(None, full=False).refit == "pending"

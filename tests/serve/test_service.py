@@ -238,7 +238,7 @@ def test_stopping_ends_a_look_between_two_batches(file):
     def answer(store, collection, options):
         options.progress("computing biases", 40, 100)
         began.set()
-        assert options.stop.wait(5)
+        assert options.throttle.stopped.wait(5)
         raise Cancelled("after 40 rows")
 
     began = threading.Event()

@@ -134,7 +134,7 @@ class Growing:
 
     def refresh(self, share=0.2, **options):
         """Refresh, with real queries of today for the evaluation."""
-        options = {"queries": self.real, "refit_share": share, **options}
+        options = {"queries": self.real, "refit": share, **options}
         return refresh(self.store, self.name, client_ttl=0, **as_recipe(**options))
 
     def share(self):

@@ -1,8 +1,8 @@
 """Which tests run in which tier, in which order, and on which worker.
 
-`make test` shows every behaviour once, on Milvus Lite or Qdrant's local mode, and the main ones on Milvus 2.3.5 and on the
-models of other servers. `make test-server` runs the other cases on servers, `make test-long` the same behaviours in other
-places, further trials and long ones, `make crash` hours of them. tests/README.md has the rule.
+`make test` shows every behaviour once, on Milvus Lite or Qdrant's local mode, and the main ones on Milvus 2.3.5 and on
+the models of other servers. `make test-server` runs the other cases on servers, `make test-long` the same behaviours in
+other places, further trials and long ones, `make crash` hours of them. tests/README.md has the rule.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ EVERYDAY_TRIALS = (
     "qdrant/test_kills.py::test_a_copy", "chaos/test_clients.py",
     "killed_clients_lose_at_most_what_they_had_not_sent[0]",
 )  # fmt: skip
-"""Parts of the names of the trials that `make test` runs: a migration, a refresh, a rollback (`[21]`) and clients survive a
-kill, a pause or an overlap. The other trials are long."""
+"""Parts of the names of the trials that `make test` runs: a migration, a refresh, a rollback (`[21]`) and clients
+survive a kill, a pause or an overlap. The other trials are long."""
 TAKES_LONG = (
     "test_more_rows_need_no_more_memory",
     "test_thousands_of_rows_of_every_kind_arrive_whole[lite-varchar",
@@ -131,6 +131,10 @@ TAKES_LONG = (
     "test_kinds.py::test_a_refresh_renews_the_means_and_is_taken_back",
     "test_kinds.py::test_a_second_profile_has_means_of_its_own_bank",
     "test_rows_that_a_plain_collection_takes_at_once_are_taken[upsert-born",
+    "test_servers.py::test_a_killed_server_starts_again",
+    "test_servers.py::test_a_given_server_that_does_not_answer_fails",
+    *(f"test_a_deep_file_is_one_line[text{number}" for number in range(2, 7)),
+    "test_a_reader_takes_no_endless_rows_of_a_stranger[lite", "test_former_copies_do_not_pile_up[lite-2-migrated",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-two banks-existing",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-one bank-new",
 )  # fmt: skip
@@ -352,8 +356,8 @@ def scope_of(nodeid: str) -> str:
 
 def order(items: list[pytest.Item]) -> None:
     """Sort scopes so that some workers wait for a server while others compute, and no worker is alone in the end:
-    the longest come first, and those that wait end when a third of the others have run, for their server computes even
-    when it is idle."""
+    the longest come first, and those that wait begin before a sixth of the others have run, for their server computes
+    even when it is idle."""
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)
@@ -369,7 +373,7 @@ def order(items: list[pytest.Item]) -> None:
     by_length = sorted(scopes, key=length)
     waiting = [scope for scope in by_length if waits(scope)]
     computing = [scope for scope in by_length if not waits(scope)]
-    places = {scope: 0.35 * i / len(waiting) for i, scope in enumerate(waiting)}
+    places = {scope: 0.15 * i / len(waiting) for i, scope in enumerate(waiting)}
     places |= {scope: i / len(computing) for i, scope in enumerate(computing)}
     items[:] = [item for scope in sorted(places, key=places.__getitem__) for item in scopes[scope]]
 

@@ -190,6 +190,8 @@ class Throttle:
 
         self._guard: Callable[[], object] = lambda: None
         self._error: BaseException | None = None
+        self.stopped = threading.Event()
+        """Set by `stop`, for waits that are no requests."""
         # A dictionary keeps the order in which reasons came.
         self._paused_by: dict[str, None] = {}
 
@@ -248,6 +250,7 @@ class Throttle:
         """Have all current and later calls of `admit` raise `error`. The first error stays."""
         with self._changed:
             self._error = self._error or error
+            self.stopped.set()
             self._changed.notify_all()
 
     @contextmanager

@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.beside import SLOTS
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, OtherGeneration, Profile
-from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pending
 from milvus_hubness.jobs.beside.generations import (
     flush_generation,
@@ -40,7 +40,7 @@ class Beside(Refreshing):
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
         """Give the present biases to rows without one; that makes all biases up to date."""
         count = self.waiting
-        if not self.options.plan:
+        if not self.is_planned:
             count = self._fill(plan.bank)
             renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
             fresh = self.state.profile.model_copy(update=renewed)
@@ -77,7 +77,7 @@ class Beside(Refreshing):
         return job._written(plan.bank, plan.reason)
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
-        if self.options.plan:
+        if self.is_planned:
             return self.result("full", plan.reason, written=self.info.rows)
         self.lease.check()
         return self._written(plan.bank, plan.reason)
@@ -109,7 +109,7 @@ class Beside(Refreshing):
         """Have clients write the biases of this generation too with every row from now on; return the
         job with the new state.
         """
-        wait_unread(self.info, self.state, self.options.client_ttl, self.options.stop)
+        wait_unread(self.info, self.state, self.options.client_ttl, self.options.throttle.stopped)
         return self._replace_other(OtherGeneration(use=use, profile=profile))
 
     def _replace_other(self, other: OtherGeneration | None) -> Beside:
@@ -131,7 +131,7 @@ class Beside(Refreshing):
 
         # From then on all clients write both. A killed job may not have waited so long.
         awaited = f"all clients to read the new state of {self.info.name!r}"
-        wait_seconds(awaited, self.options.client_ttl, self.options.stop)
+        wait_seconds(awaited, self.options.client_ttl, self.options.throttle.stopped)
         with self.lease.explained():
             backend = BiasBackend(self.store, self.info, self.state)
             correction = load_correction(self.store, self.state, filling, self.options.engine)
@@ -182,10 +182,7 @@ class Beside(Refreshing):
         return fill_generation(backend, slot, correction, doing, self.options.progress, self._admit)
 
     def _admit(self, rows: int) -> None:
-        if self.options.stop.is_set():
-            raise Cancelled(
-                f"stopped as requested: the next refresh of {self.info.name!r} carries on from here"
-            )
+        self.options.throttle.check()
         if rows:
             self.options.throttle.admit(rows)
 

@@ -74,7 +74,7 @@ class ByCopy(Refreshing):
 
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
         """Note that all biases are up to date; rows without one get theirs in the next copy."""
-        if not self.options.plan:
+        if not self.is_planned:
             renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
             state = self.state.with_profile(self.state.profile.model_copy(update=renewed))
             self.write_state(keep_nearest(self.store, self.info.name, state))
@@ -89,7 +89,7 @@ class ByCopy(Refreshing):
         kinds = KindRequest.of(self.state.kind or None)
         unhinted = self._unhinted(kinds=0, kind_offsets="")
         kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
-        if not self.options.plan:
+        if not self.is_planned:
             target = target_of(self.store, self.info, self.state.profile.epoch + 1)
             expect_rights(self.store, self.info, target)
 
@@ -262,7 +262,7 @@ class ByCopy(Refreshing):
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         migration = plan.unfinished
         assert migration is not None, "only a copy is continued"
-        if self.options.plan:
+        if self.is_planned:
             return self.result("full", plan.reason, written=self.info.rows)
         self.lease.check()
         return self._copied(plan, migration)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
+from typing import Literal, get_args
 
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
@@ -58,6 +58,8 @@ from milvus_hubness.jobs.store.protocols import SearchGates, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.retrieval import Measure
 
+Refit = Literal["pending", "changed", "always"]
+
 
 @dataclass(frozen=True, eq=False)
 class RefreshOptions:
@@ -71,15 +73,12 @@ class RefreshOptions:
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
     given bank.
     """
-    refit: bool = False
-    """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
-    refit_share: float | None = None
-    """Refit with the sampled queries as bank as soon as this share of the rows, above 0 and up to 1, is
-    new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
-    """
-    reads_values: bool = True
-    """Read the field of the present prior again, of all rows; if a value has changed, the refresh is
-    a full one.
+    refit: Refit | float = "changed"
+    """When all biases are computed anew. "changed": once the bank, the method, the prior or the values
+    of its field have changed. A share of the rows, above 0 and up to 1: also with the sampled queries as
+    bank, as soon as so many are new or changed since the bank was fitted; without enough samples, a
+    new bank is due. "always": though nothing changed, for estimators that learn from the gallery.
+    "pending": as "changed", but no field is read again, so that often only rows without a bias get theirs.
     """
     force: bool = False
     """Compute and write all biases again though nothing changed, which repairs damaged ones, and
@@ -95,8 +94,6 @@ class RefreshOptions:
     """
     keep_former: int = KEEP_FORMER
     """Number of former copies that stay; those before are dropped if jobs have made them."""
-    plan: bool = False
-    """Only return the plan."""
     restart_ttl: bool = False
     """Write all rows although the collection has a
     time to live, which starts again for each of them.
@@ -104,11 +101,9 @@ class RefreshOptions:
     client_ttl: float = field(default_factory=default_client_ttl)
     """The longest state_ttl of a HubnessClient that writes, in seconds."""
     throttle: Throttle = field(default_factory=Throttle)
-    """Slows the writes down, and pauses them."""
+    """Slows the writes down, pauses them, and stops them between two batches."""
     engine: Engine = "local"
     """What computes the written biases; the workers of "ray" also fit."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Once this is set, Cancelled is raised between two batches."""
     progress: Progress = silent
     """Called with the phase, the rows done and all rows."""
     field: str | None = None
@@ -129,12 +124,18 @@ class RefreshOptions:
             raise InvalidParameter(f"keep_former must be a whole number, not {self.keep_former!r}")
         if self.keep_former < 0:
             raise InvalidParameter(f"keep_former is from 0 up, got {self.keep_former}")
-        if self.refit_share is not None:
-            refit_share(self.refit_share)
-            if self.refit:
-                raise InvalidParameter(
-                    "refit_share decides whether to refit: leave out refit, which has decided"
-                )
+        if isinstance(self.refit, str):
+            expect_word("refit", self.refit, Refit)
+        elif type(self.refit) not in (int, float) or not 0 < self.refit <= 1:
+            raise InvalidParameter(
+                f"refit is a share of the rows above 0, up to 1, or one of {', '.join(get_args(Refit))}, "
+                f"got {self.refit!r}"
+            )
+
+    @property
+    def refit_share(self) -> float | None:
+        """The share of new or changed rows from which on a refit is due; None if it decides nothing."""
+        return None if isinstance(self.refit, str) else self.refit
 
     @property
     def judging(self) -> Judging:
@@ -143,14 +144,6 @@ class RefreshOptions:
         if self.force and judging.mode == "require":
             return replace(judging, mode="warn")
         return judging
-
-
-def refit_share(value: object) -> float:
-    """Return a share of rows from which on a refit is due. Raises InvalidParameter."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= 1:  # type: ignore[operator]
-        raise InvalidParameter(f"refit_share is a number above 0, up to 1, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -195,9 +188,9 @@ def plan_refresh(
     recipe = options.recipe
     if recipe.gate:
         capability(store, SearchGates).expect_gates()
-    reasons = ["a refit was requested"] if options.refit else []
+    reasons = ["a refit was requested"] if options.refit == "always" else []
     begun = _begun_profile(state, unfinished)
-    if begun and not options.refit:
+    if begun and options.refit != "always":
         try:
             saved = store.load_bank(begun.bank)
         except (EmptyBank, StateError):
@@ -253,7 +246,7 @@ def plan_refresh(
         bank=replace(bank, clicks=prior.clicks),
         reason=" and ".join(reasons),
         prior=prior.prior,
-        fits_bank=options.refit or bool(refit_reason) or is_other,
+        fits_bank=options.refit == "always" or bool(refit_reason) or is_other,
         needs_evaluation=bool(refit_reason),
     )
 
@@ -296,7 +289,7 @@ def _measured_prior(
     is_followed = options.recipe.estimator is None
     chosen = chosen_prior(request, verdict, former, is_followed=is_followed)
     # Clicks that are stored stay what they are: nothing is to be read again.
-    is_unread = former.prior and (former.prior.source == "pairs" or not options.reads_values)
+    is_unread = former.prior and (former.prior.source == "pairs" or options.refit == "pending")
     if is_unread and chosen == former:
         return chosen
 

@@ -46,7 +46,9 @@ class RefitCheck:
     """Why a refit is due that is not possible."""
 
 
-def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> RefitCheck:
+def check_refit(
+    store: Store, info: CollectionInfo, options: RefreshOptions, *, is_planned: bool
+) -> RefitCheck:
     """Return whether a refit is due, and with which queries.
 
     Notes the rows of a fit that has no note, except for a plan. Raises StateError for a broken record
@@ -59,12 +61,12 @@ def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> 
 
     fit = fit_of(store, info, state, name)
     rows = store.count(info.name)
-    share = _share(fit, rows, options)
+    share = _share(fit, rows, counts=not is_planned)
     enough = options.refit_share - ROUNDING
     if share is not None and share >= enough and not fit.due:
         # All keys are read once, where the number of rows demands a refit for the first time: rows
         # that were inserted twice are no new ones.
-        share = _share(fit, key_count(store, info, rows), options)
+        share = _share(fit, key_count(store, info, rows), counts=not is_planned)
     if share is None or share < enough:
         return RefitCheck(fit, share)
     # Fewer rows show no hubs, and nothing could guard the refit.
@@ -145,12 +147,15 @@ def unfitted_share(
     return None if note is None else fit.unfitted_share(note, info.rows), fit.due
 
 
-def _share(fit: Fit, rows: int, options: RefreshOptions) -> float | None:
-    """Return the share of unfitted rows; None if it is counted from now on, or not yet."""
+def _share(fit: Fit, rows: int, *, counts: bool) -> float | None:
+    """Return the share of unfitted rows; None if it is counted from now on, or not yet.
+
+    counts: note from when on it is counted.
+    """
     note = fit.note
     if note is not None:
         return fit.unfitted_share(note, rows)
-    if rows >= FEWEST_COUNTED and not options.plan:
+    if rows >= FEWEST_COUNTED and counts:
         fit.write_now()
     return None
 

@@ -169,6 +169,8 @@ class Refreshing(ABC):
     is_new: bool
     """Whether the profile to refresh is new."""
     options: RefreshOptions
+    is_planned: bool
+    """Whether only the plan is wanted: nothing is written."""
     waiting: int
     """The number of rows without a bias."""
 
@@ -241,7 +243,7 @@ class Refreshing(ABC):
             return self.result("refused", f"{plan.reason}, but {UNEVALUATED}", verdict=verdict)
 
         correction = self.fitted(plan, sample)
-        if options.plan:
+        if self.is_planned:
             return replace(self.planned(plan, correction), judged=evaluation, verdict=verdict)
 
         self.lease.check()
@@ -382,7 +384,7 @@ class Refreshing(ABC):
         """
         in_use = self.state.profile.bank.queries_fingerprint
         has_verdict = self.info.verdicts.of(self.state.field, in_use, self.state.kind)
-        is_skipped = self.options.judging.mode == "skip" or self.options.plan
+        is_skipped = self.options.judging.mode == "skip" or self.is_planned
         if has_verdict is not None or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
             return result
 
@@ -413,7 +415,7 @@ class Refreshing(ABC):
             "scanned": self.info.rows if scanned is None else scanned,
             "written": written,
             "epoch": self.state.profile.epoch,
-            "planned": self.options.plan,
+            "planned": self.is_planned,
         }
         return RefreshResult(**(facts | more))
 

@@ -56,6 +56,7 @@ def rollback(
                 engine=options.engine,
                 progress=_progress_of(options),
             ),
+            is_planned=False,
             waiting=0,
         )
         options.events.report("before-rollback", source=info.name, target=info.name, alias=name)

@@ -11,7 +11,7 @@ from typing import Any
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import Cancelled, CollectionNotFound
+from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
@@ -40,6 +40,8 @@ def refresh(
     collection: str,
     recipe: Recipe | BankLike | str | None = None,
     options: RefreshOptions | None = None,
+    *,
+    plan: bool = False,
     **changes: Any,
 ) -> RefreshResult:
     """Compute new biases if they are due, and let searches use them all at once, under one lease.
@@ -50,8 +52,8 @@ def refresh(
     and those that rows there lack, are written next to the old ones. If the refresh is killed or
     stopped before that, the next one continues it.
 
-    recipe: which biases the collection gets, in place of that of `options`; or a bank alone. changes:
-    fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
+    recipe: which biases the collection gets, in place of that of `options`; or a bank alone. plan: only
+    say what would be done. changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
     UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
     InvalidParameter, CannotMigrate for a collection that cannot be copied, InvalidInput if no name can
     move to a copy, or a target bank or the bank of a new profile is missing, and the exceptions of a
@@ -65,7 +67,7 @@ def refresh(
     began = time.perf_counter()
     result = None
     while result is None:
-        result = _attempt(store, collection, options)
+        result = _attempt(store, collection, options, is_planned=plan)
     return replace(result, seconds=round(time.perf_counter() - began, 2))
 
 
@@ -78,13 +80,15 @@ def _read(store: Store, collection: str, options: RefreshOptions) -> Recipe:
     return recipe.read(store, collection, options.field)
 
 
-def _attempt(store: Store, collection: str, options: RefreshOptions) -> RefreshResult | None:
+def _attempt(
+    store: Store, collection: str, options: RefreshOptions, *, is_planned: bool
+) -> RefreshResult | None:
     """Refresh the collection; return None if a killed refresh had moved some of its names, and this
-    has moved the others.
+    has moved the others. is_planned: write nothing.
     """
     field = options.field
     with ExitStack() as stack:
-        if options.plan:
+        if is_planned:
             # A plan writes nothing, so its lease is never taken.
             info = store.info(collection, counted=False)
             ready_state(info, field)
@@ -102,15 +106,16 @@ def _attempt(store: Store, collection: str, options: RefreshOptions) -> RefreshR
                     migrator.run()
                 return None
 
-        stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
-        stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
-
-        check = check_refit(store if options.plan else lease.store, info, options)
+        check = check_refit(
+            store if is_planned else lease.store, info, options, is_planned=is_planned
+        )
         if check.bank is not None:
             # Queries of the application themselves: the evaluation decides on them.
             recipe = replace(options.recipe, bank=check.bank, verdict="skip")
             options = replace(options, recipe=recipe)
-        result = _refreshed(lease, store, info, collection, options, check.reason)
+        result = _refreshed(
+            lease, store, info, collection, options, check.reason, is_planned=is_planned
+        )
         return None if result is None else _with_refit(result, check)
 
 
@@ -146,13 +151,15 @@ def _refreshed(
     requested: str,
     options: RefreshOptions,
     refit_reason: str,
+    *,
+    is_planned: bool,
 ) -> RefreshResult | None:
     """Finish what a killed job left, plan the refresh, and carry it out.
 
     requested: the name or alias that the caller used. Return None if names were left to move.
     """
     whole = ready_state(info, options.field)
-    if not options.plan:
+    if not is_planned:
         store = lease.store
 
     # A strongly consistent read mostly waits, so these reads run in parallel.
@@ -162,7 +169,7 @@ def _refreshed(
         pending_count = executor.submit(BiasBackend(store, info, whole).count_pending)
 
         left = half_switched(refreshes.result(), info.name)
-        if left is not None and not options.plan:
+        if left is not None and not is_planned:
             with opened(store, left, copying(options), lease) as migrator:
                 migrator.run()
             return None
@@ -185,7 +192,7 @@ def _refreshed(
             refit_reason,
         )
 
-    if not options.plan:
+    if not is_planned:
         lease.check()
         bank_collection = state.profile.bank.collection
         store.drop_spare_generations(bank_collection, Ledger(store).used_banks)
@@ -200,6 +207,7 @@ def _refreshed(
         active=whole.active,
         is_new=is_new,
         options=options,
+        is_planned=is_planned,
         waiting=waiting,
     )
     result = job.run(plan)
