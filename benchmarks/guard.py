@@ -238,7 +238,7 @@ def measure_guard(
         def stopped(
             rows: Rows, correction: Correction = correction
         ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-            _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
+            _, _, seen = correction.of_written(rows, are_new=True, with_evidence=True)
             flags = np.zeros(len(rows), np.bool_)
             flags[seen.stopped(correction.evidence)] = True
             return flags, seen.biases

@@ -1,6 +1,6 @@
 """What a refresh of biases in the vectors costs, beside the migration that made the collection, on one server.
 
-    python -m benchmarks.refresh_cost [rows] [dim]
+    python -m benchmarks.refresh_cost [rows] [dim] [turns]
 
 A plain collection is migrated, and its alias moves; then turns of a refresh from a new bank, each of which makes a copy
 and moves the alias. Nobody writes, and neither waits for clients (`client_ttl=0`): the waits are the same for both, and
@@ -10,6 +10,7 @@ rows × dim that are read, written and compared, and with rows × bank × dim fo
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -17,7 +18,7 @@ import time
 import numpy as np
 from pymilvus import MilvusClient
 
-from benchmarks.environment import environment, one_thread, save, table
+from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
     MigrationOptions,
@@ -52,12 +53,12 @@ def fill(client: MilvusClient, rows: np.ndarray) -> None:
     client.flush(SOURCE)
 
 
-def main(rows: int = ROWS, dim: int = DIM) -> None:
+def main(rows: int = ROWS, dim: int = DIM, turns: int = TURNS) -> None:
     one_thread()
     if reason := MilvusServer.unavailable():
         raise SystemExit(reason)
     started = time.monotonic()
-    turns: list[float] = []
+    seconds: list[float] = []
     with MilvusServer() as server:
         client = connect(server.uri)
         fill(client, vectors(1, rows, dim))
@@ -71,34 +72,42 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         migrate(store, plan, MigrationOptions(no_writers=True))
         migration = round(time.perf_counter() - began, 2)
         print("migrated in", migration, flush=True)
-        for turn in range(TURNS):
+        for turn in range(turns):
             bank = QueryBank(vectors(2 + turn, BANK, dim))
             done = refresh(
                 store, ALIAS, options=RefreshOptions(recipe=bank, force=True, client_ttl=0)
             )
             if (done.action, done.written) != ("full", rows):
                 raise SystemExit(f"{done.action}: {done.written} rows were copied, not {rows}")
-            turns.append(done.seconds)
+            seconds.append(done.seconds)
             print(done, flush=True)
-    ratio = statistics.median(turns) / migration
-    results = {
-        "rows": rows, "dim": dim, "bank": BANK, "migration_seconds": migration, "refresh_seconds": turns,
-        "median_seconds": statistics.median(turns), "ratio": round(ratio, 3), "bound": BOUND,
-        "environment": environment(started),
+    ratio = statistics.median(seconds) / migration
+    median = statistics.median(seconds)
+    result = {
+        "rows": rows, "dim": dim, "bank": BANK, "migration_seconds": migration, "refresh_seconds": seconds,
+        "median_seconds": median, "microseconds_a_row": round(1e6 * median / rows, 1), "ratio": round(ratio, 3),
+        "bound": BOUND, "environment": environment(started),
     }  # fmt: skip
+    # Other sizes that were measured before stay.
+    path = RESULTS / "refresh_cost.json"
+    sizes = json.loads(path.read_text())["sizes"] if path.exists() else []
+    sizes = [each for each in sizes if (each["rows"], each["dim"]) != (rows, dim)] + [result]
+    sizes.sort(key=lambda each: each["rows"])
     text = table(
-        ["rows", "dimensions", "migration, s", "refresh, s", "ratio"],
+        ["rows", "dimensions", "migration, s", "refresh, s", "µs a row", "ratio"],
         [
             [
-                f"{rows:,}",
-                str(dim),
-                f"{migration:.1f}",
-                f"{results['median_seconds']:.1f}",
-                f"{ratio:.2f}",
+                f"{each['rows']:,}",
+                str(each["dim"]),
+                f"{each['migration_seconds']:.1f}",
+                f"{each['median_seconds']:.1f}",
+                f"{each['microseconds_a_row']:.0f}",
+                f"{each['ratio']:.2f}",
             ]
+            for each in sizes
         ],
     )
-    save("refresh_cost", results, text)
+    save("refresh_cost", {"sizes": sizes}, text)
     print(text)
     sys.exit(0 if ratio <= BOUND else 1)
 

@@ -245,9 +245,14 @@ class Correction:
         return biases, hints
 
     def of_written(
-        self, vectors: Floats, rows: ItemRows | None = None, *, are_new: bool, guarded: bool = False
+        self,
+        vectors: Floats,
+        rows: ItemRows | None = None,
+        *,
+        are_new: bool,
+        with_evidence: bool = False,
     ) -> tuple[Floats, Floats, RowEvidence | None]:
-        """Return what `of_rows` returns, and with `guarded` the evidence of the rows for the guard.
+        """Return what `of_rows` returns, and the evidence of the rows if that is wanted.
 
         The reach follows from the same product with the bank.
         """
@@ -259,7 +264,9 @@ class Correction:
             neutral = correction._neutral(vectors, valid, numbers)
             biases = self.with_prior(neutral, valid, rows)
             hints = self.locality_hints(vectors, kinds=numbers)
-            evidence = RowEvidence(neutral, self.reaches(vectors, numbers)) if guarded else None
+            evidence = (
+                RowEvidence(neutral, self.reaches(vectors, numbers)) if with_evidence else None
+            )
             return biases, hints, evidence
 
         neutral = np.zeros(len(vectors), np.float32)
@@ -274,7 +281,7 @@ class Correction:
 
         biases = self.with_prior(neutral, valid, rows)
         # A prior may be large: whoever plants a hub may also claim that it is popular.
-        evidence = RowEvidence(neutral, self._reaches(products, valid)) if guarded else None
+        evidence = RowEvidence(neutral, self._reaches(products, valid)) if with_evidence else None
 
         if hints.size:
             # The nearest landmark has the largest product with its direction, not with itself.

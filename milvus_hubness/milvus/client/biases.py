@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import BankTooLarge
-from milvus_hubness.milvus.client.guarding import expect_computed, is_guarded
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
@@ -23,15 +22,40 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.guard import RowEvidence
 
 
+class WriteListener(Protocol):
+    """Learns of rows before they are stored."""
+
+    def wants(self, collection: str, state: CollectionState, bias: Bias) -> bool:
+        """Whether it needs to learn of rows by this state.
+
+        Raises InvalidParameter where rows without biases may not be stored.
+        """
+
+    def before_stored(
+        self,
+        collection: str,
+        state: CollectionState,
+        rows: RowEvidence,
+        key_at: Callable[[int], Any],
+    ) -> None:
+        """Learn of rows. key_at: returns the key of the row at a position.
+
+        What it raises keeps them from being stored.
+        """
+
+
 class Biases:
     """Banks, and the biases of vectors in every profile of their field.
 
     bank_budget: bytes of banks in memory; writes are
-    refused where the banks of one field are larger.
+    refused where the banks of one field are larger. listener: learns of rows before they are stored.
     """
 
-    def __init__(self, states: StateCache, bank_budget: int) -> None:
+    def __init__(
+        self, states: StateCache, bank_budget: int, listener: WriteListener | None = None
+    ) -> None:
         self._states = states
+        self._listener = listener
         self.banks = BankCache(bank_budget)
 
     def bank(
@@ -66,44 +90,25 @@ class Biases:
         bias: Bias,
         *,
         are_new: bool,
+        key_at: Callable[[int], Any],
     ) -> Operation[RowBiases]:
-        """Return what `of_watched` returns, without the evidence of the rows."""
-        watching = self.of_watched(
-            collection, state, vectors, rows, bias, are_new=are_new, watches=False
-        )
-        biases, _ = yield from watching
-        return biases
-
-    def of_watched(
-        self,
-        collection: str,
-        state: CollectionState,
-        vectors: Floats,
-        rows: ItemRows,
-        bias: Bias,
-        *,
-        are_new: bool,
-        watches: bool = True,
-    ) -> Operation[tuple[RowBiases, RowEvidence | None]]:
-        """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality
-        hints; and their evidence, if the collection has a hub guard.
+        """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality hints.
 
         are_new: whether these rows are inserted together. While a job computes
         all biases, new rows get the biases that the job would give them: in a generation and in a copy
-        that are being filled. watches: whether to gather evidence. Raises BankTooLarge if
-        the budget has no room for the banks.
+        that are being filled. key_at: returns the key of the row at a position. Raises BankTooLarge if
+        the budget has no room for the banks, and what the listener raises.
         """
-        watches = watches and is_guarded(state)
-        if watches:
-            expect_computed(collection, state, bias)
-        written: RowEvidence | None = None
+        listener = self._listener
+        is_wanted = listener is not None and listener.wants(collection, state, bias)
+        wanted: RowEvidence | None = None
         state.expect_values(rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
             slots = dict.fromkeys(range(state.slots), none)
-            return RowBiases(slots, PENDING, locality_hints, kinds), None
+            return RowBiases(slots, PENDING, locality_hints, kinds)
 
         self._expect_room(collection, state)
         are_last = are_new and state.phase == "ready"
@@ -122,7 +127,7 @@ class Biases:
             are_apart = are_last and profile is not state.filling
             # A fit is restored and evaluated in a thread: both may take long.
             work = partial(
-                _of_written, cached, state, vectors, rows, are_apart, watches and is_active
+                _of_written, cached, state, vectors, rows, are_apart, is_wanted and is_active
             )
             column, hints, evidence, leaves_room = yield Compute(work)
             biases[profile.slot] = column
@@ -132,13 +137,14 @@ class Biases:
             # The index is shaped by the queries of the active profile alone.
             if is_active:
                 locality_hints = hints
-            if evidence is not None:
-                written = evidence._replace(writer=cached.written_reaches)
+                wanted = evidence
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self.banks.evict(in_use)
-        return RowBiases(biases, epoch, locality_hints, kinds), written
+        if listener is not None and wanted is not None:
+            listener.before_stored(collection, state, wanted, key_at)
+        return RowBiases(biases, epoch, locality_hints, kinds)
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
         """Raise BankTooLarge unless the budget has room for
@@ -166,9 +172,9 @@ def _of_written(
     vectors: Floats,
     rows: ItemRows,
     are_new: bool,
-    is_guarded: bool,
+    is_wanted: bool,
 ) -> tuple[Floats, Floats, RowEvidence | None, bool]:
     """Return what `Correction.of_written` does, and whether the fit leaves room for new rows."""
     correction = cached.correction(state)
-    written = correction.of_written(vectors, rows, are_new=are_new, guarded=is_guarded)
+    written = correction.of_written(vectors, rows, are_new=are_new, with_evidence=is_wanted)
     return (*written, correction.leaves_room)

@@ -6,6 +6,7 @@ these. So the guard costs a comparison of each product with one number.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,46 +16,64 @@ from milvus_hubness.errors import HubRefused, InvalidParameter, name_some
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.guard import Evidence, RowEvidence
+    from milvus_hubness.milvus.client.messages import Bias
+
+MOST_WATCHED = 1_000
+"""Fields of collections whose last rows are remembered: a proxy may serve many."""
 
 
-def is_guarded(state: CollectionState) -> bool:
-    """Whether writes by this state are watched.
+class HubGuard:
+    """Watches the rows of one client or proxy before they are stored: a `WriteListener`."""
 
-    A copy that a job still fills is not: its rows come from the collection, whose guard they passed.
-    """
-    return state.on_hub != "off" and state.phase == "ready"
+    def __init__(self) -> None:
+        self._written: dict[tuple[str, str, str], deque[float]] = {}
+        """The reaches of the rows that were written last, of each field's bank."""
 
+    def wants(self, collection: str, state: CollectionState, bias: Bias) -> bool:
+        """Whether writes by this state are watched.
 
-def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
-    """Raise InvalidParameter for a write without biases that a guard should stop."""
-    if is_guarded(state) and state.on_hub == "refuse" and bias == "pending":
-        raise InvalidParameter(
-            f'bias="pending" would pass the hub guard of {collection!r}: write with bias="compute"'
-        )
+        A copy that a job still fills is not: its rows come from the collection, whose guard they
+        passed. Raises InvalidParameter for a write without biases that the guard should stop.
+        """
+        if state.on_hub == "off" or state.phase != "ready":
+            return False
+        if state.on_hub == "refuse" and bias == "pending":
+            raise InvalidParameter(
+                f'bias="pending" would pass the hub guard of {collection!r}: write with '
+                'bias="compute"'
+            )
+        return True
 
+    def before_stored(
+        self,
+        collection: str,
+        state: CollectionState,
+        rows: RowEvidence,
+        key_at: Callable[[int], Any],
+    ) -> None:
+        """Warn of rows that look like planted hubs, or refuse them: raises HubRefused."""
+        evidence = state.profile.evidence
+        # Quantiles need 200 rows; before that, no row can be compared.
+        if evidence is None:
+            return
 
-def guard_rows(
-    collection: str,
-    state: CollectionState,
-    written: RowEvidence | None,
-    name_of: Callable[[int], Any],
-) -> None:
-    """Warn of the rows of a write that look like planted hubs, or refuse them.
+        written = rows._replace(writer=self._writer(collection, state))
+        positions: list[int] = written.stopped(evidence).tolist()
+        if positions:
+            error = _refusal(collection, state, evidence, written, positions, key_at)
+            if state.on_hub == "refuse":
+                raise error
+            log.warning("%s", error)
+        written.remember()
 
-    written: the evidence of the rows. name_of: returns the key of the row at a position. Raises
-    HubRefused.
-    """
-    evidence = state.profile.evidence
-    # Quantiles need 200 rows; before that, no row can be compared.
-    if written is None or evidence is None:
-        return
-    positions: list[int] = written.stopped(evidence).tolist()
-    if positions:
-        error = _refusal(collection, state, evidence, written, positions, name_of)
-        if state.on_hub == "refuse":
-            raise error
-        log.warning("%s", error)
-    written.remember()
+    def _writer(self, collection: str, state: CollectionState) -> deque[float]:
+        """Return the reaches of the rows that were written before, by the bank in use."""
+        from milvus_hubness.correction.guard import REMEMBERED
+
+        name = (collection, state.field, state.profile.bank.generation)
+        if name not in self._written and len(self._written) >= MOST_WATCHED:
+            self._written.clear()
+        return self._written.setdefault(name, deque(maxlen=REMEMBERED))
 
 
 def _refusal(
@@ -63,7 +82,7 @@ def _refusal(
     evidence: Evidence,
     written: RowEvidence,
     positions: list[int],
-    name_of: Callable[[int], Any],
+    key_at: Callable[[int], Any],
 ) -> HubRefused:
     """Return the error about rows at these positions."""
     first = positions[0]
@@ -82,7 +101,7 @@ def _refusal(
             f"bias {bias:+.4f}"
         )
 
-    keys = [name_of(position) for position in positions]
+    keys = [key_at(position) for position in positions]
     consequence = "written"
     if state.on_hub == "refuse":
         consequence = "nothing was written: leave the rows out, or set on_hub to warn"

@@ -26,6 +26,7 @@ from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.catalog import Catalog, Reads
 from milvus_hubness.milvus.client.dual_write import DualWrites
+from milvus_hubness.milvus.client.guarding import HubGuard
 from milvus_hubness.milvus.client.messages import (
     Question,
     SearchRequest,
@@ -420,7 +421,7 @@ class Operations:
         kinds: float | None = None,
     ) -> None:
         self.states = StateCache(state_ttl, policy or ClientPolicy())
-        self.biases = Biases(self.states, bank_budget)
+        self.biases = Biases(self.states, bank_budget, HubGuard())
         self.reads = Reads(self.states)
         self.catalog = Catalog(self.states)
         self.writes = Writes(self.states, self.biases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.guard import REMEMBERED
 from milvus_hubness.correction.state import CollectionState, Profile, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
@@ -72,8 +71,6 @@ class CachedBank:
     profile: Profile
     bank: StoredBank
     _fitted: Correction | None = None
-    written_reaches: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The reaches of the rows that this client wrote last, for the hub guard."""
 
     @property
     def size(self) -> int:

@@ -41,7 +41,6 @@ from milvus_hubness.jobs.store.protocols import undo_save_bank
 from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
-from milvus_hubness.milvus.client.guarding import guard_rows
 from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig
 from milvus_hubness.milvus.client.parts import write_in_parts
@@ -181,10 +180,7 @@ class Writes:
     def _encoded(
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
     ) -> Operation[tuple[Any, list[tuple[SideBiases, Columns]]]]:
-        """Return the rows as they are stored, and the columns of each side collection.
-
-        Raises HubRefused.
-        """
+        """Return the rows as they are stored, and the columns of each side collection."""
         rows = write.rows
         stored = write.data
         side_columns: list[tuple[SideBiases, Columns]] = []
@@ -196,16 +192,15 @@ class Writes:
 
             vectors = vectors_of(state, rows, valid=valid)
             items = yield from self._items(cached, state, write, rows)
-            biases, evidence = yield from self._biases.of_watched(
+            biases = yield from self._biases.of_rows(
                 write.collection,
                 state,
                 vectors,
                 items,
                 write.bias,
                 are_new=are_new,
+                key_at=partial(_name_of, write.rows, cached.key_field),
             )
-            name_of = partial(_name_of, write.rows, cached.key_field)
-            guard_rows(write.collection, state, evidence, name_of)
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
 

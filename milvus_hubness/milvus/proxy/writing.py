@@ -30,7 +30,6 @@ from milvus_hubness.errors import (
     InvalidInput,
     UnsupportedOperation,
 )
-from milvus_hubness.milvus.client.guarding import guard_rows
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
@@ -241,7 +240,7 @@ def _encode_columns(
 
     items: its rows, with the fields that priors read. A partial update without the field stays as
     it is. key_at: returns the key of the row at a position. Raises InvalidInput, DimensionMismatch,
-    NonFiniteVectors, ZeroVectors and HubRefused.
+    NonFiniteVectors, ZeroVectors, and what `Biases.of_rows` raises.
     """
     columns = request.fields_data
     codec = state.codec
@@ -254,10 +253,9 @@ def _encode_columns(
         raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
 
     vectors = _storable_vectors(column, request.num_rows, state)
-    biases, evidence = yield from operations.biases.of_watched(
-        request.collection_name, state, vectors, items, "compute", are_new=are_new
+    biases = yield from operations.biases.of_rows(
+        request.collection_name, state, vectors, items, "compute", are_new=are_new, key_at=key_at
     )
-    guard_rows(request.collection_name, state, evidence, key_at)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
     put_vectors(column, encoded.pop(codec.field), codec.form.width, codec.dtype)

@@ -65,7 +65,7 @@ class TestEveryEstimatorInEveryWrapper:
         np.testing.assert_allclose(fitted.gallery_scores, means, atol=1e-5)
         restored = fitted.estimator.restore(BANK, BANK.of_queries(fitted.potentials))
         np.testing.assert_array_equal(restored.gallery_scores, fitted.gallery_scores)
-        _, _, seen = correction.of_written(centroid(USERS, 5), are_new=True, guarded=True)
+        _, _, seen = correction.of_written(centroid(USERS, 5), are_new=True, with_evidence=True)
         assert len(seen.stopped(correction.evidence)) == 5
 
     def test_its_share_is_that_of_the_biases_it_subtracts(self, estimator, wrapper):
