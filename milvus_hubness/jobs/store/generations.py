@@ -557,26 +557,24 @@ class BankGenerations(ABC):
         self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
         return reference.model_copy(update={"nearest": part})
 
-    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
         named = {bank.collection for bank in references}
         collections = {collection for collection in named if self.exists(collection)}
         for collection in collections:
             self._expect_bank(collection)
 
         existing = [bank for bank in references if bank.collection in collections]
-        spare, undecided = self._unused(existing)
+        spare = self._unused(existing)
         rows_of_spare = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
 
         # A job may have named a generation in a collection state between the check and the
         # deletion. A job that does so later finds that the rows are gone.
-        unused, undecided_now = self._unused(spare)
+        unused = self._unused(spare)
         for bank, rows in zip(spare, rows_of_spare, strict=True):
             if bank not in unused:
                 self._write_rows(bank.collection, rows)
-
-        return undecided + undecided_now
 
     def drop_spare_generations(
         self,
@@ -665,19 +663,11 @@ class BankGenerations(ABC):
         )
         return stored
 
-    def _unused(
-        self, references: list[BankReference]
-    ) -> tuple[list[BankReference], list[BankReference]]:
-        """Return the references to generations that no collection state names, and those that a
-        state which cannot be read may name.
-        """
-        if not references:
-            return [], []
-
-        used = self._used_generations()
-        if used is None:
-            return [], references
-        return [bank for bank in references if bank.rows not in used], []
+    def _unused(self, references: list[BankReference]) -> list[BankReference]:
+        """Return the references to generations that surely no collection state names."""
+        # To look for uses describes each collection.
+        used = self._used_generations() if references else None
+        return [] if used is None else [bank for bank in references if bank.rows not in used]
 
     def _used_generations(self) -> set[tuple[str, str]] | None:
         """Return the collection and the name of each generation that a collection state names; None if

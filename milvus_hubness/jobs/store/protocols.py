@@ -309,12 +309,12 @@ class Banks(Protocol):
         reference that names them. The rows that `reference` names stay as they are.
         """
 
-    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
         """Delete the rows of generations that no collection state names.
 
         If a job does so meanwhile, the rows come back, or the job finds them missing when it loads
-        the bank. Return the generations that stay because the state of some collection cannot be
-        read; a warning names that collection.
+        the bank. All stay if the state of some collection cannot be read; a warning names that
+        collection.
         """
 
     def drop_spare_generations(
