@@ -73,6 +73,10 @@ of the same kind, in galleries of 50 to 500 items."""
 LEAST_FALL = 0.12
 """Share of the excess answers beyond chance that real queries have to lose. Rows: all kinds of
 banks, with 100 real queries."""
+STRANGE = 0.05
+"""Share of the items' two-view agreement below which the bank is of another model, with real queries
+too. Rows: banks of other encoders, and own banks, of which the lowest has 0.09.
+"""
 LIKE_ITEMS = 0.8
 """Share of the items' two-view agreement from which on a bank agrees as items do. Rows: own banks
 and items, where bank and gallery are alike."""
@@ -92,11 +96,11 @@ take most. Rows: drawn logs. With even demand and by Zipf's law to the power 0.5
 minds, the groups hold 4% to 8%; to the power 1, where it may cost answers, 24% and more."""
 
 EXPECTED_GAIN = (
-    (0.067, 0.7, 0.15, 1.59),
-    (0.12, 1.3, 0.93, 1.51),
-    (0.192, 3.61, 2.19, 4.86),
-    (0.275, 6.75, 4.67, 8.6),
-    (0.374, 5.59, 4.65, 6.1),
+    (0.065, 0.78, 0.11, 1.45),
+    (0.14, 1.56, 0.48, 2.48),
+    (0.222, 3.12, 1.74, 4.28),
+    (0.286, 4.47, 2.79, 6.55),
+    (0.409, 6.82, 5.27, 7.55),
 )
 """Excess answers beyond chance, and the mean and quartiles of the gain in points of R@1, of banks of
 their own: `expected_gain` as `benchmarks.verdict` saves it. No verdict reads it."""
@@ -200,11 +204,23 @@ class Figures(NamedTuple):
         """Change of the excess answers that says nothing: one standard error, at least one answer."""
         return max(self.noise, 1 / (DEPTH * self.searched))
 
-    def is_surely_below(self, share: float, least: float) -> bool:
-        """Whether a share of the searched queries is below `least`, by more than its error."""
+    def is_surely_below(self, share: float, least: float, count: int | None = None) -> bool:
+        """Whether a share of so many queries, by default of the searched ones, is below `least` by more
+        than its error.
+        """
+        count = self.searched if count is None else count
         # One more of them, so that a few queries that all fail do not seem certain.
-        variance = share * (1 - share) + 1 / self.searched
-        return share + math.sqrt(variance / self.searched) < least
+        variance = share * (1 - share) + 1 / count
+        return share + math.sqrt(variance / count) < least
+
+    @property
+    def is_of_another_model(self) -> bool:
+        """Whether the bank's queries find their answers by chance: those of another model lie anywhere.
+
+        Real queries may gain by such a bank, as by any large bias, and then lose by it elsewhere.
+        """
+        count = max(1, min(self.groups, SCORED))
+        return self.is_surely_below(self.bank_views, STRANGE * self.item_views, count)
 
     @property
     def excess(self) -> float:
@@ -387,14 +403,21 @@ def _on_kind(figures: Figures) -> Finding:
     agrees_as_items = figures.bank_views >= LIKE_ITEMS * figures.item_views
     # Users repeat themselves, but a gallery has most items once.
     is_repeated = figures.groups <= MOST_GROUPS * figures.logged and figures.is_log
+    is_of_items = is_alike and agrees_as_items and not (is_repeated or figures.real_queries)
+
+    remedy = "this looks like a bank of items: pass real queries (--queries), which show what it is worth"
+    if figures.is_of_another_model:
+        remedy = (
+            f"below {STRANGE:.0%} of what the items agree on, the bank is of another model: use "
+            "queries of this collection, embedded by its model"
+        )
     return _finding(
         "kind",
         f"{max(0.0, figures.alike):.1%} of the variance is between bank and gallery, and two "
         f"halves of the dimensions agree on {figures.bank_views:.0%} of the bank, on "
         f"{figures.item_views:.0%} of the items",
-        fails=is_alike and agrees_as_items and not (is_repeated or figures.real_queries),
-        remedy="this looks like a bank of items: pass real queries (--queries), which show what it "
-        "is worth",
+        fails=is_of_items or figures.is_of_another_model,
+        remedy=remedy,
     )
 
 

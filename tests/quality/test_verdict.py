@@ -149,6 +149,7 @@ def test_a_good_bank_is_applied_in_plain_words():
         ({"best_z": 8.5}, "best score", "search them as they are"),
         ({"after": 0.42}, "hubs", "keep the raw search"),
         ({"alike": 0.0}, "kind", "pass real queries"),
+        ({"bank_views": 0.001, "groups": 500}, "kind", "of another model"),
     ],
 )
 def test_each_figure_alone_can_refuse_and_says_what_to_do(bad, name, remedy):
@@ -239,6 +240,28 @@ def test_real_queries_overrule_what_a_bank_alone_looks_like(doubtful, name):
     assert judge_unlabelled(figures).verdict == "leave it alone"
     judged = judge_unlabelled(figures._replace(real_queries=True))
     assert judged.verdict == "apply"
+
+
+def test_a_bank_of_another_model_is_refused_with_real_queries_too():
+    """Its queries lie anywhere, so that two halves of the dimensions agree on their answers by chance."""
+    rng = np.random.default_rng(3)
+    groups = np.repeat(rng.normal(size=(100, 64)), 4, axis=0)
+    items = np.float32(groups + 0.4 * rng.normal(size=(400, 64)))
+    queries = np.float32(groups + 0.4 * rng.normal(size=(400, 64)))
+    strange = np.float32(rng.normal(size=(400, 64)))
+
+    own = examine(queries[::2], items, default_biases, queries=queries[1::2])
+    seen = examine(strange, items, default_biases, queries=queries[1::2])
+    assert not own.is_of_another_model
+    assert seen.is_of_another_model
+    assert judge_unlabelled(GOOD._replace(**_views_of(seen), real_queries=True)).strength == 0
+    # A few queries that all fail may do so by chance.
+    few = GOOD._replace(bank_views=0.0, groups=30, real_queries=True)
+    assert judge_unlabelled(few).verdict == "apply"
+
+
+def _views_of(figures):
+    return {name: getattr(figures, name) for name in ("bank_views", "item_views", "groups")}
 
 
 def test_low_reach_alone_is_what_strong_hubs_do():
