@@ -8,6 +8,7 @@ from milvus_hubness import (
     BankTooSmall,
     Cancelled,
     DimensionMismatch,
+    EmptyBank,
     InvalidParameter,
     NotCorrected,
     QueryBank,
@@ -108,6 +109,24 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
     corrected.assert_scores(third, 8)
     # The bank that was saved for what was not finished goes a day later.
     assert corrected.banked() == len(third) + len(corrected.bank) + len(corrected.other)
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("what", ["collection", "rows"])
+def test_a_bank_that_is_gone_is_replaced_by_another_one(corrected, what):
+    store, reference = corrected.store, corrected.state.profile.bank
+    if what == "collection":
+        store.drop(reference.collection)
+    else:
+        rows = store._read_bank_rows(reference)
+        store.delete(reference.collection, rows.keys)
+    with pytest.raises(EmptyBank, match=r"run refresh with --bank FILE$"):
+        refresh(store, corrected.name, refit="always")
+    done = refresh(store, corrected.name, QueryBank(corrected.other))
+    assert (done.action, done.reason) == ("full", "the bank in use is gone and the bank changed")
+    assert done.judged is None
+    corrected.assert_scores(corrected.other, 8)
+    assert refresh(store, corrected.name).action == "none"
 
 
 @pytest.mark.lite_only

@@ -26,6 +26,7 @@ from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import EmptyBank
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
@@ -498,14 +499,17 @@ def evaluate(
     queries: Floats | None = None,
     progress: Progress = silent,
 ) -> RefreshEvaluation | None:
-    """Evaluate the biases in use and those of the plan, as `judge` does.
+    """Evaluate the biases in use and those of the plan, as `judge` does; None without the bank in use.
 
     labelled: queries with right rows in the sample; the measure is that among all rows, which are read
     for it if they are not all in the sample. queries: (m, d) real ones of the application,
     which may be in a bank too.
     """
     profile = state.profile
-    bank = store.load_bank(profile.bank, checked=False)
+    try:
+        bank = store.load_bank(profile.bank, checked=False)
+    except EmptyBank:
+        return None
     in_use = RefreshPlan(**vars(choice_in_use(profile)), bank=bank, reason="")
     numbers = sample.kinds(state.kinds)
     kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)

@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import Literal, get_args
 
+import numpy as np
+
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     KEEP_FORMER,
@@ -199,7 +201,14 @@ def plan_refresh(
             if _names_same_biases(options, begun, saved):
                 return _continuing(begun, saved, unfinished)
 
-    stored = load_bank()
+    try:
+        stored = load_bank()
+    except EmptyBank:
+        # The biases in use cannot be computed any more; those of another bank can.
+        if recipe.named_bank is None:
+            raise
+        reasons.append("the bank in use is gone")
+        stored = StoredBank(recipe.named_bank, np.empty((len(recipe.named_bank), 0), np.float32))
     bank = _with(stored, recipe)
     profile = state.profile
     are_gated = isinstance(store, SearchGates)

@@ -37,6 +37,7 @@ from milvus_hubness.correction.prior import problem_of
 from milvus_hubness.correction.state import BankReference, read_states
 from milvus_hubness.errors import (
     CollectionExists,
+    CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
     HubnessError,
@@ -533,11 +534,16 @@ class BankGenerations(ABC):
         return reference, "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        batch: Batch = self.read_back(
-            reference.collection,
-            lambda: self._read_bank_rows(reference, parts_of(reference)),
-            lambda read: any(row.get("part") == QUERIES for row in read.rows),
-        )
+        try:
+            batch: Batch = self.read_back(
+                reference.collection,
+                lambda: self._read_bank_rows(reference, parts_of(reference)),
+                lambda read: any(row.get("part") == QUERIES for row in read.rows),
+            )
+        except CollectionNotFound:
+            raise EmptyBank(
+                f"the bank collection {reference.collection!r} is gone: run refresh with --bank FILE"
+            ) from None
         bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
 
@@ -582,6 +588,8 @@ class BankGenerations(ABC):
         used_by_jobs: Callable[[], set[tuple[str, str]] | None],
         older_than: float = SPARE_SECONDS,
     ) -> None:
+        if not self.exists(collection):
+            return
         added_at: dict[str, int] = {}
         rows = islice(self._first_rows(collection), MOST_FIRST_ROWS)
         for row in rows:
