@@ -100,7 +100,7 @@ def run(uri, folder):
     # What would it do? Evaluators read the runs, and have the same figures.
     files = RunFiles(folder / "raw.trec", folder / "corrected.trec", folder / "used.qrels")
     diagnosis = diagnose(
-        client, "functions", judgements=judgements, measure="nDCG@10", bank=data.bank, runs=files
+        client, "functions", recipe=data.bank, judgements=judgements, measure="nDCG@10", runs=files
     )
     print(f"diagnosis     {diagnosis.value_before:.4f} raw, {diagnosis.value_after:.4f} corrected")
     raw, corrected = (figure(path, files.qrels) for path in (files.raw, files.corrected))

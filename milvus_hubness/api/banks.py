@@ -1,4 +1,4 @@
-"""Vectors that are in the database, in arguments of `check`, `tune` and `diagnose`."""
+"""Vectors that are in the database, in arguments of jobs: the queries of `diagnose`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milvus_hubness.jobs.store.protocols import Store
 def read_named(store: Store, arguments: inspect.BoundArguments) -> None:
     """Replace texts that name vectors of the database by these vectors, as a `Recipe` reads its own.
 
-    `bank="samples"` are the queries that clients sampled, and "collection:NAME" the vectors of a
+    `queries="collection:NAME"` are the vectors of a
     collection with one vector field. Other texts are names of files, and stay. Raises as
     `read_from_database` does.
     """

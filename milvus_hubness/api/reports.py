@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from functools import wraps
 from typing import Any
 
-from milvus_hubness.api.banks import read_named
 from milvus_hubness.api.databases import Database, of_database, store_of
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.reports import check as checks
 from milvus_hubness.reports import collections
-
-SIGNATURE = inspect.signature(checks.check)
 
 tune = of_database(collections.tune)
 diagnose = of_database(collections.diagnose)
@@ -30,6 +26,4 @@ def check(
     if collection is None:
         return checks.check(source, None, *arguments, **named)
     with store_of(source) as store:
-        bound = SIGNATURE.bind(store, collection, *arguments, **named)
-        read_named(store, bound)
-        return checks.check(*bound.args, **bound.kwargs)
+        return checks.check(store, collection, *arguments, **named)

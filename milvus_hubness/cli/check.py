@@ -153,15 +153,18 @@ def _checked(
     """Return the check. diagnosed: whether with its diagnosis."""
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.jobs.common.inputs import key_column_of
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.check import check
 
     with console.progress_bars(has_lines=True) as progress:
         if items is not None:
             result = check(
                 items,
-                bank=QueryBank.load(bank.bank, bank.bank_column),
-                queries=queries,
-                target_bank=target_bank,
+                recipe=Recipe(
+                    QueryBank.load(bank.bank, bank.bank_column),
+                    queries=queries,
+                    target_bank=target_bank,
+                ),
                 judgements=judging.read(other=items),
                 measure=judging.measure,
                 metric=metric,
@@ -175,12 +178,14 @@ def _checked(
             result = check(
                 store,
                 collection,
-                bank.read(store, collection, field),
-                queries=options.read_vectors(store, queries),
-                target_bank=options.read_vectors(store, target_bank),
+                Recipe(
+                    bank.read(store, collection, field),
+                    queries=options.read_vectors(store, queries),
+                    target_bank=options.read_vectors(store, target_bank),
+                    kind=kind,
+                ),
                 judgements=judging.read(),
                 measure=judging.measure,
-                kind=kind,
                 field=field,
                 # After the result is shown.
                 stores=False,

@@ -109,14 +109,14 @@ def read_rows(
     estimator: Estimator | None,
     field: str | None,
 ) -> BiasedGallery:
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.collections import read_biased
 
     with console.progress_bars() as progress:
         return read_biased(
             store,
             collection,
-            bank.read(store, collection, field),
-            estimator=estimator,
+            Recipe(bank.read(store, collection, field), estimator=estimator),
             field=field,
             progress=progress,
         )

@@ -67,6 +67,7 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.collections import tune_collection
 
     if queries and judging.pairs:
@@ -80,14 +81,16 @@ def tune(
         tuned = tune_collection(
             store,
             collection,
-            bank.read(store, collection, field),
+            Recipe(
+                bank.read(store, collection, field),
+                target_bank=options.read_vectors(store, target_bank),
+                queries=query_vectors,
+                prior=preferring.read_prior(judging.key_column, judging.pairs),
+                kind=kind,
+            ),
             field=field,
-            queries=query_vectors,
             judgements=judgements,
             measure=judging.measure,
-            target_bank=options.read_vectors(store, target_bank),
-            prior=preferring.read_prior(judging.key_column, judging.pairs),
-            kind=kind,
             replaces=replaces,
             progress=progress,
         )
@@ -172,6 +175,7 @@ def diagnose(
     Example: milvus-hubness diagnose products --pairs pairs.parquet --page hubness.html
     """
     from milvus_hubness.jobs.common.inputs import read_texts
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports import collections
     from milvus_hubness.reports.images import Images
     from milvus_hubness.reports.page import render
@@ -226,15 +230,13 @@ def diagnose(
             store,
             collection,
             query_vectors,
+            Recipe(bank.read(store, collection, field), estimator=estimator, kind=kind),
             judgements=judgements,
             measure=judging.measure,
-            bank=bank.read(store, collection, field),
-            estimator=estimator,
             field=field,
             texts=texts,
             slice_by=slice_by,
             group_by=group_by,
-            kind=kind,
             runs=runs,
             progress=progress,
         )

@@ -24,6 +24,8 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, redacted
 from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, key_column_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.recipe import Recipe
+from milvus_hubness.jobs.common.samples import VECTORS
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.quality.data_faults import Fault, data_faults
@@ -134,18 +136,15 @@ class Check:
 def check(
     source: Store | BankLike | str | os.PathLike[str],
     collection: str | None = None,
-    bank: BankLike | str | os.PathLike[str] | None = None,
+    recipe: Recipe | BankLike | str | os.PathLike[str] | None = None,
     *,
-    queries: BankLike | str | os.PathLike[str] | None = None,
     judgements: Judgements | str | os.PathLike[str] | None = None,
     ignore_identical: bool = False,
     measure: str | Measure = R_AT_1,
-    target_bank: BankLike | str | os.PathLike[str] | None = None,
     metric: str = "COSINE",
     keys: Sequence[Key] | None = None,
     key_column: str | None = None,
     field: str | None = None,
-    kind: str | None = None,
     seed: int = 0,
     stores: bool = True,
     quick: bool = False,
@@ -153,24 +152,29 @@ def check(
 ) -> Check:
     """Look for faults of the data, judge the correction with every method, and show the hubs.
 
-    source: a store with a `collection`, or items (n, d) as an array or the name of a file. bank: past
-    queries, by default those of a corrected collection. queries: real ones apart from the bank, or
-    judgements with right rows. Each may be the name of a file.
+    source: a store with a `collection`, or items (n, d) as an array or the name of a file. recipe: past
+    queries as a bank alone, by default those of a corrected collection; or with real queries apart from
+    these, a target bank and, of a collection, kinds. judgements: queries with right rows. Each may be the
+    name of a file.
     ignore_identical: whether the row that has the id of a query of the judgements is no answer to it,
     for data in which queries are rows, see `Judgements.ignoring_identical`.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
-    of the file, from `key_column` or a column of a usual name. field, kind, target_bank, measure: as
-    in `tune`. The verdict on a collection is stored
-    as by `tune`, unless a stored one on this bank rests on more. stores: False leaves that
-    to the caller, see `store_tuned`. quick: whether to look at 5,000 items and 1,000 queries only,
+    of the file, from `key_column` or a column of a usual name. field, measure: as in `tune`. The verdict on
+    a collection is stored as by `tune`, unless a stored one on this bank rests on more. stores: False
+    leaves that to the caller, see `store_tuned`. quick: whether to look at 5,000 items and 1,000 queries only,
     which stores nothing.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
     chosen_measure = Measure.of(measure)
-    past = _bank_of(bank)
-    real = _bank_of(queries)
-    targets = _bank_of(target_bank)
+    recipe = Recipe.of(recipe)
+    recipe.expect_only("check", "bank", "target_bank", "queries", "kind")
+    if collection is not None:
+        expect_store(source)
+        recipe = recipe.read(cast(Store, source), collection, field)
+    past = recipe.named_bank
+    real = recipe.named_queries
+    targets = recipe.named_targets
     # Files that the caller names: of items, and of judgements.
     items = source if collection is None and isinstance(source, str | os.PathLike) else None
     pairs = judgements if isinstance(judgements, str | os.PathLike) else None
@@ -187,22 +191,18 @@ def check(
         if judgements is None:
             raise InvalidInput("ignore_identical is about judgements, with ids: pass these too")
         judgements = judgements.ignoring_identical()
-    if judgements is not None and queries is not None:
+    if judgements is not None and real is not None:
         raise InvalidInput("judgements have queries of their own: leave out the other ones")
 
     if collection is not None:
-        expect_store(source)
         store = cast(Store, source)
         tuned = tune_collection(
             store,
             collection,
-            past,
-            queries=real,
-            target_bank=targets,
+            recipe,
             field=field,
             judgements=judgements,
             measure=chosen_measure,
-            kind=kind,
             quick=quick,
             seed=seed,
             progress=progress,
@@ -223,8 +223,11 @@ def check(
             return result
         return replace(result, unstored=None)
 
-    if hasattr(source, "info") or field is not None or kind is not None:
+    if hasattr(source, "info") or field is not None or recipe.kind is not None:
         raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
+    for name in VECTORS:
+        if isinstance(named := getattr(recipe, name), str):
+            raise InvalidInput(f"{name} {named!r} is in a database: name a collection of it, too")
     gallery, title = _items_of(source, metric, keys, key_of_items)
     if past is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
@@ -258,12 +261,6 @@ def check(
         None,
     )
     return _checked(tuned, None, seed, progress)
-
-
-def _bank_of(value: BankLike | str | os.PathLike[str] | None) -> QueryBank | None:
-    if isinstance(value, str | os.PathLike):
-        return QueryBank.load(value)
-    return None if value is None else QueryBank.of(value)
 
 
 def _items_of(

@@ -39,7 +39,6 @@ from milvus_hubness.jobs.common.kinds import (
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     ChosenPrior,
-    PriorLike,
     PriorRequest,
     on_gallery,
 )
@@ -116,23 +115,22 @@ class BiasedGallery(Biased):
 def read_biased(
     store: Store,
     collection: str,
-    bank: BankLike | None = None,
+    recipe: Recipe | BankLike | str | None = None,
     *,
-    target_bank: BankLike | None = None,
-    estimator: Estimator | None = None,
     field: str | None = None,
-    kind: str | None = None,
     gallery: Gallery | None = None,
     progress: Progress = silent,
 ) -> BiasedGallery:
     """Read the rows of a collection and their biases.
 
-    If it is not corrected, `estimator` computes them from `bank`; by default that is the choice of
-    tuning, else the default. kind: the kinds of its rows, see `plan_migration`; a corrected one has
-    its own. gallery: its rows, if they are read already. Raises as `diagnose` does.
+    If it is not corrected, they are those of the recipe, or of a bank alone: by default of the
+    choice of tuning, else the default. A corrected one has its own kinds. gallery: its rows, if
+    they are read already. Raises as `diagnose` does.
     """
-    bank = optional_bank(bank)
-    target_bank = optional_bank(target_bank)
+    recipe = Recipe.of(recipe).read(store, collection, field)
+    bank = recipe.named_bank
+    target_bank = recipe.named_targets
+    kind = recipe.kind
     info = store.info(collection)
     gallery = gallery or read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
@@ -159,7 +157,7 @@ def read_biased(
         verdict = info.verdicts.of(searched, bank.fingerprint, source)
         # As jobs follow the verdict.
         default = Choice(default_estimator(by_kind=kinds is not None))
-        choice = choice_of(Recipe(bank, estimator=estimator), verdict, default)
+        choice = choice_of(Recipe(bank, estimator=recipe.estimator), verdict, default)
         strength = choice.strength
         biases, activated = computed_biases(
             gallery, bank, target_bank, choice.estimator, choice.gate, kinds
@@ -261,32 +259,30 @@ def diagnose(
     store: Store,
     collection: str,
     queries: BankLike | None = None,
+    recipe: Recipe | BankLike | str | None = None,
     *,
     judgements: Judgements | None = None,
     measure: str | Measure = R_AT_1,
-    bank: BankLike | None = None,
-    target_bank: BankLike | None = None,
-    estimator: Estimator | None = None,
     field: str | None = None,
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
     group_by: str | None = None,
-    kind: str | None = None,
     runs: RunFiles | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
-    If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
-    of tuning, else the default. queries: (n, d), or judgements with right rows. measure: of what users
+    queries: (n, d), or judgements with right rows. recipe: the bank, the target bank, the estimator and
+    the kinds whose biases are shown, or a bank alone, if the collection is not corrected; by default those of
+    tuning, else the defaults. A corrected one has its own. measure: of what users
     send of these, R@k, MRR, MAP or nDCG@k. texts: of the
     queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
-    of their own; group_by: one whose values get their shares of the answers. kind: the kinds of the
-    rows, see `plan_migration`, if it is not corrected; else it has its own, by which the corrected
-    searches compare. runs: files for evaluators, with the rankings and the judgements.
+    of their own; group_by: one whose values get their shares of the answers.
+    runs: files for evaluators, with the rankings and the judgements.
 
-    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection, CannotMigrate for
-    kinds that are not possible, and with runs InvalidParameter and UnreadableFile.
+    Raises InvalidParameter for further words of a recipe, InvalidInput, DimensionMismatch,
+    CollectionNotFound, EmptyCollection, CannotMigrate for kinds that are not possible, and with runs
+    InvalidParameter and UnreadableFile.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -295,16 +291,9 @@ def diagnose(
     queries = optional_bank(queries)
     if runs is not None:
         runs.check(judgements)
-    biased = read_biased(
-        store,
-        collection,
-        bank,
-        target_bank=target_bank,
-        estimator=estimator,
-        field=field,
-        kind=kind,
-        progress=progress,
-    )
+    recipe = Recipe.of(recipe)
+    recipe.expect_only("diagnose", "bank", "target_bank", "estimator", "kind")
+    biased = read_biased(store, collection, recipe, field=field, progress=progress)
     verdict = biased.verdict
     if judgements is not None:
         judgements = judgements.within(biased.gallery.keys, biased.info.name)
@@ -434,15 +423,11 @@ def _lengths(biased: Biased, queries: QueryBank) -> npt.NDArray[np.float64] | No
 def tune(
     store: Store,
     collection: str,
-    bank: BankLike | None = None,
+    recipe: Recipe | BankLike | str | None = None,
     *,
     field: str | None = None,
-    queries: BankLike | None = None,
     judgements: Judgements | None = None,
     measure: str | Measure = R_AT_1,
-    target_bank: BankLike | None = None,
-    prior: PriorLike | None = None,
-    kind: str | None = None,
     replaces: bool = False,
     seed: int = 0,
     progress: Progress = silent,
@@ -453,28 +438,23 @@ def tune(
     A stored result on this bank that rests on more stays, as a remark says, unless `replaces`:
     labelled queries are more than real ones without labels, and these more than a part of the bank.
 
-    bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
-    that clients have sampled; or judgements, queries with right rows, on which the measure (R@k,
-    MRR, MAP or nDCG@k) decides.
-    prior: a field of the rows, or clicks by key, whose weight is chosen if there are judgements; by
-    default the prior of the corrected collection. kind: a field of the rows with the kind of each,
-    or "auto", see `plan_migration`, to compare searches without and with kinds; by default the kinds
-    of the corrected collection.
+    recipe: a bank alone, or with a target bank, real queries, a prior and kinds. By default the bank, the
+    prior and the kinds are those of the corrected collection, and the queries those that clients have
+    sampled. The weight of a prior is chosen if there are judgements; searches are compared without and
+    with kinds. judgements: queries with right rows, on which the measure (R@k, MRR, MAP or nDCG@k)
+    decides.
 
-    Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes
-    the vectors or for kinds that are not possible, and as `quality.tuning.tune` does.
+    Raises InvalidParameter for further words of a recipe, InvalidInput, CollectionNotFound,
+    EmptyCollection, CannotMigrate if the server computes the vectors or for kinds that are not
+    possible, and as `quality.tuning.tune` does.
     """
     tuned = tune_collection(
         store,
         collection,
-        bank,
+        recipe,
         field=field,
-        queries=queries,
         judgements=judgements,
         measure=measure,
-        target_bank=target_bank,
-        prior=prior,
-        kind=kind,
         replaces=replaces,
         seed=seed,
         progress=progress,
@@ -507,15 +487,11 @@ class Tuned(NamedTuple):
 def tune_collection(
     store: Store,
     collection: str,
-    bank: BankLike | None = None,
+    recipe: Recipe | BankLike | str | None = None,
     *,
     field: str | None = None,
-    queries: BankLike | None = None,
     judgements: Judgements | None = None,
     measure: str | Measure = R_AT_1,
-    target_bank: BankLike | None = None,
-    prior: PriorLike | None = None,
-    kind: str | None = None,
     replaces: bool = False,
     quick: bool = False,
     seed: int = 0,
@@ -529,13 +505,18 @@ def tune_collection(
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
-    bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
+    recipe = Recipe.of(recipe).read(store, collection, field)
+    recipe.expect_only("tune", "bank", "target_bank", "queries", "prior", "kind")
+    bank = recipe.named_bank
+    queries = recipe.named_queries
+    target_bank = recipe.named_targets
+    kind = recipe.kind
     info = store.info(collection)
     if info.is_bank:
         raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
     state = info.state_of(field)
     in_use = NO_PRIOR
-    if state is not None and prior is None and state.profile.prior is not None:
+    if state is not None and recipe.prior is None and state.profile.prior is not None:
         clicks = store.load_bank(state.profile.bank, checked=False).clicks
         in_use = ChosenPrior(state.profile.prior, clicks)
     if bank is None and state:
@@ -559,7 +540,7 @@ def tune_collection(
     if kind is None and state is not None:
         kind = state.kind or None
     kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
-    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
+    preference = _preference(store, info, gallery, recipe.prior_request, in_use, judged)
     tuned = tune_gallery(
         gallery,
         bank,

@@ -56,7 +56,7 @@ def client(tmp_path_factory):
 @pytest.fixture(scope="module")
 def diagnosis(client):
     bank = vectors(np.random.default_rng(5), 60, DIM)
-    return diagnose(client, "products", bank[:20], bank=bank[20:], estimator=NNN(4))
+    return diagnose(client, "products", bank[:20], Recipe(bank[20:], estimator=NNN(4)))
 
 
 def test_a_diagnosis_is_its_page(diagnosis, tmp_path):

@@ -211,8 +211,8 @@ def test_a_killed_diagnosis_leaves_the_runs_as_they_were(judged, run, monkeypatc
             collections.diagnose(
                 MilvusStore(connect("shop.db")),
                 "numbers",
+                recipe=np.load("bank.npy"),
                 judgements=Judgements.load("numbers.qrels", "vectors.npz"),
-                bank=np.load("bank.npy"),
                 runs=RunFiles(Path("raw.trec"), Path("corrected.trec")),
             )
     assert Path("corrected.trec").read_text() == "former"

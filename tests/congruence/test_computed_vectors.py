@@ -134,7 +134,7 @@ def test_a_collection_with_no_other_vectors_is_refused_without_a_named_field(lit
 
 def test_a_diagnosis_still_shows_the_hubs_of_such_a_field(shared_lite, texts):
     found = diagnose(
-        shared_lite.store(), texts[1], BANK, bank=BANK, estimator=NNN(8), field="meaning"
+        shared_lite.store(), texts[1], BANK, Recipe(BANK, estimator=NNN(8)), field="meaning"
     )
     assert found.title == texts[1]
 

@@ -264,7 +264,7 @@ def test_a_bank_is_anything_like_an_array(lite, rng):
     store = lite.store()
     [stored] = client.get(name, [0], ["hubness_bias"])
     assert stored["hubness_bias"] == pytest.approx(nnn(bank, items[:1], "IP", K, 0.75)[0], abs=1e-5)
-    assert diagnose(store, name, bank.tolist(), bank=bank).n_queries == 60
+    assert diagnose(store, name, bank.tolist(), bank).n_queries == 60
     assert refresh(store, name, bank).action == "none"
     assert (
         refresh(store, name, Recipe(bank[:30].tolist(), target_bank=bank), rename=True).action

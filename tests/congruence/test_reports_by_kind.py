@@ -86,7 +86,9 @@ def lasting(shared_backend):
 def test_tune_keeps_its_choice_of_kinds_and_plans_follow_it(lasting):
     shop = lasting
     shop.keep()
-    found = tune(shop.store, shop.name, shop.bank, judgements=shop.judgements, kind="modality")
+    found = tune(
+        shop.store, shop.name, Recipe(shop.bank, kind="modality"), judgements=shop.judgements
+    )
     assert (found.kind, found.verdict) == ("modality", "apply")
     assert any("rows have no kind" in remark for remark in found.remarks)
     [record] = shop.records
@@ -135,7 +137,9 @@ def test_tune_against_kinds_replaces_its_choice_for_them(backend):
         {"kind": "modality", "kind_tried": "modality"},
         {"kind": "modality", "bank_fingerprint": "another"},
     )
-    found = tune(shop.store, shop.name, shop.bank, judgements=shop.judgements, kind="modality")
+    found = tune(
+        shop.store, shop.name, Recipe(shop.bank, kind="modality"), judgements=shop.judgements
+    )
     assert found.kind == ""
     kept = [(each.kind, each.kind_tried, each.bank_fingerprint) for each in shop.records]
     assert kept == [("", "modality", shop.bank.fingerprint), ("modality", "", "another")]
@@ -143,7 +147,9 @@ def test_tune_against_kinds_replaces_its_choice_for_them(backend):
 
 def test_clusters_of_the_vectors_are_kinds_for_tune_if_they_are_apart(backend):
     apart = Shop(backend)
-    found = tune(apart.store, apart.name, apart.bank, judgements=apart.judgements, kind="auto")
+    found = tune(
+        apart.store, apart.name, Recipe(apart.bank, kind="auto"), judgements=apart.judgements
+    )
     assert (found.kind, apart.records[0].kind) == ("auto", "auto")
     assert apart.plan(kind="auto").to_dict()["estimator"] == apart.records[0].choice
 
@@ -159,15 +165,16 @@ def test_clusters_of_the_vectors_are_kinds_for_tune_if_they_are_apart(backend):
 @pytest.mark.parametrize("command", [tune, diagnose])
 def test_bad_kinds_are_refused_in_one_line(lasting, command, kind, message):
     shop = lasting
+    judged = {"judgements": shop.judgements}
     with pytest.raises(InvalidInput, match=message) as caught:
-        command(shop.store, shop.name, bank=shop.bank, judgements=shop.judgements, kind=kind)
+        command(shop.store, shop.name, recipe=Recipe(shop.bank, kind=kind), **judged)
     assert "\n" not in str(caught.value)
 
 
 def test_l2_has_no_kinds(backend):
     shop = Shop(backend, "L2")
     with pytest.raises(CannotMigrate, match="compared by L2"):
-        tune(shop.store, shop.name, shop.bank, kind="modality")
+        tune(shop.store, shop.name, Recipe(shop.bank, kind="modality"))
 
 
 BOTH_METRICS = ["COSINE", "IP"]
@@ -250,14 +257,12 @@ def test_a_diagnosis_of_a_corrected_collection_compares_by_its_kinds(corrected):
     planned = diagnose(
         shop.store,
         shop.name,
+        recipe=Recipe(shop.bank, estimator=NNN(8, 0.75), kind="modality"),
         judgements=shop.judgements,
-        bank=shop.bank,
-        estimator=NNN(8, 0.75),
-        kind="modality",
     )
     assert planned.value_after == pytest.approx(diagnosis.value_after, abs=0.01)
     with pytest.raises(InvalidInput, match="corrected with the kinds of 'modality'"):
-        diagnose(shop.store, name, judgements=shop.judgements, kind="auto")
+        diagnose(shop.store, name, recipe=Recipe(kind="auto"), judgements=shop.judgements)
 
 
 @pytest.mark.parametrize("metric", BOTH_METRICS)

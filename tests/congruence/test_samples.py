@@ -194,7 +194,7 @@ def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_
     named = text if text == "samples" else f"collection:{stored_queries}"
     bank = sampled_bank(store, plain) if text == "samples" else read_bank(store, named)
     assert tune(store, plain, named).to_dict() == tune(store, plain, bank).to_dict()
-    assert diagnose(store, plain, bank=named, queries=f"collection:{stored_queries}").bank
+    assert diagnose(store, plain, recipe=named, queries=f"collection:{stored_queries}").bank
     looked = check(store, plain, named)
     assert looked.tuning.bank_size == len(bank)
 

@@ -197,7 +197,7 @@ def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
 
     def strength(estimator=None):
         return diagnose(
-            store, retrieval.name, judgements=judgements, bank=bank, estimator=estimator
+            store, retrieval.name, recipe=Recipe(bank, estimator=estimator), judgements=judgements
         ).strength
 
     assert strength() == plan_migration(store, retrieval.name, bank).chosen.strength == 0.35
@@ -295,8 +295,7 @@ def test_the_page_of_a_plain_collection_shows_what_would_be(retrieval):
         retrieval.store,
         retrieval.name,
         QueryBank(retrieval.queries),
-        bank=QueryBank(retrieval.bank),
-        estimator=InvertedSoftmax(0.1),
+        Recipe(QueryBank(retrieval.bank), estimator=InvertedSoftmax(0.1)),
     )
     assert found.title == retrieval.name
 
@@ -308,18 +307,18 @@ def test_bad_input(retrieval):
         tune(store, name)
     judged = Judgements.of(queries, retrieval.answers)
     with pytest.raises(InvalidInput, match="judgements have queries of their own"):
-        tune(store, name, bank, queries=queries, judgements=judged)
+        tune(store, name, Recipe(bank, queries=queries), judgements=judged)
     strange = Judgements.of(queries, [12345 + number for number in range(120)])
     for job in (tune, partial(diagnose, queries=None)):
         with pytest.raises(InvalidInput, match=r"none of the 120 judged keys .*: 12345, 12346, "):
-            job(store, name, bank=bank, judgements=strange)
+            job(store, name, recipe=bank, judgements=strange)
     for given in ({}, {"queries": queries, "judgements": judged}):
         with pytest.raises(InvalidInput, match="needs queries or judgements: pass one of them"):
-            diagnose(store, name, bank=bank, **given)
+            diagnose(store, name, recipe=bank, **given)
     with pytest.raises(DimensionMismatch):
         tune(store, name, QueryBank(retrieval.bank[:, 1:]))
     with pytest.raises(DimensionMismatch):
-        diagnose(store, name, QueryBank(retrieval.queries[:, 1:]), bank=bank)
+        diagnose(store, name, QueryBank(retrieval.queries[:, 1:]), bank)
     with pytest.raises(CollectionNotFound):
         tune(store, "nowhere", bank)
 
@@ -343,7 +342,7 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
     unlabelled = tune(store, name, bank, replaces=True)
     assert unlabelled.reason.count("groups of near copies") == 1
     assert "groups of near copies" in plan_migration(store, name, bank).chosen.verdict.reason
-    before = diagnose(store, name, judgements=judged, bank=bank)
+    before = diagnose(store, name, recipe=bank, judgements=judged)
     target = migrate(store, plan_migration(store, name, Recipe(bank, verdict="skip"))).target
     after = diagnose(store, target, judgements=judged)
     for diagnosis in (before, after):
@@ -371,7 +370,7 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert plan_migration(store, name, Recipe(bank, estimator=NNN(8))).chosen.gate is None
     assert plan_enable(store, name, bank).chosen.gate == 1
     assert plan_enable(store, name, Recipe(bank, gate=0)).chosen.gate is None
-    shown = diagnose(store, name, judgements=judged, bank=bank).retrieval_after["R@1"]
+    shown = diagnose(store, name, recipe=bank, judgements=judged).retrieval_after["R@1"]
     target = aliased(store, migrate(store, plan_migration(store, name, bank)).target)
 
     def found(strength=None):

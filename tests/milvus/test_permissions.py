@@ -194,7 +194,7 @@ def plans_and_reports(shop):
     user = yield
     shop.planned(user)
     shop.planned_enable(user)
-    diagnose(user.store(), "products", QueryBank(shop.bank[:20]), bank=QueryBank(shop.bank[20:]))
+    diagnose(user.store(), "products", QueryBank(shop.bank[:20]), QueryBank(shop.bank[20:]))
 
 
 def statuses(shop):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from milvus_hubness import Judgements, QueryBank, check
+from milvus_hubness import Judgements, QueryBank, Recipe, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.inputs import gallery_of
@@ -34,7 +34,7 @@ BANK, ASKED, RIGHT = QUERIES[:500], QUERIES[500:], ANSWERS[500:]
 
 @pytest.fixture(scope="module")
 def judged():
-    return check(ITEMS, bank=BANK, judgements=Judgements.of(ASKED, RIGHT))
+    return check(ITEMS, recipe=BANK, judgements=Judgements.of(ASKED, RIGHT))
 
 
 def test_a_few_items_are_not_judged_with_and_without_labels():
@@ -44,7 +44,7 @@ def test_a_few_items_are_not_judged_with_and_without_labels():
         with pytest.raises(
             InvalidInput, match=f"49 items are too few .* {FEWEST_ITEMS} are needed"
         ):
-            check(few, bank=QUERIES[100:200], judgements=labels, metric="IP")
+            check(few, recipe=QUERIES[100:200], judgements=labels, metric="IP")
 
 
 @pytest.mark.long
@@ -52,7 +52,7 @@ def test_verdict_and_page_measure_among_all_items_as_float64_does():
     """Also where methods are tried on a part of them, among which more right ones come first."""
     items, asked, right = hubby_gallery(rows=3 * tuning.MOST_ITEMS, queries=1_200)
     pairs = Judgements.of(asked[700:], right[700:])
-    told = check(items, bank=asked[:700], judgements=pairs, metric="IP")
+    told = check(items, recipe=asked[:700], judgements=pairs, metric="IP")
     scores = asked[700:].astype(float) @ items.T.astype(float)
     raw = float((scores.argmax(1) == right[700:]).mean())
     fitted = told.tuning.choice.settled().fit(QueryBank(asked[:700]), gallery=items)
@@ -126,7 +126,7 @@ def test_files_and_keys_of_their_own(judged, tmp_path, monkeypatch):
     np.save("past.npy", BANK)
     pairs = {"embedding": list(map(list, ASKED.astype(float))), "label": [keys[i] for i in RIGHT]}
     pd.DataFrame(pairs).to_json("pairs.jsonl", orient="records", lines=True)
-    of_files = check("items.parquet", bank="past.npy", judgements="pairs.jsonl")
+    of_files = check("items.parquet", recipe="past.npy", judgements="pairs.jsonl")
     assert of_files.verdict == judged.verdict
     assert of_files.title == "items.parquet"
     assert of_files.diagnosis.gain == judged.diagnosis.gain
@@ -135,11 +135,11 @@ def test_files_and_keys_of_their_own(judged, tmp_path, monkeypatch):
 
 def test_without_labels_no_query_is_corrected_by_itself():
     """The bias of a query's own score would flatter: half of the bank corrects the other half."""
-    alone = check(ITEMS, bank=BANK)
+    alone = check(ITEMS, recipe=BANK)
     assert alone.tuning.interval is None
     assert 100 <= alone.diagnosis.n_queries <= 250
     assert any("one half of the bank" in line for line in alone.diagnosis.left_out)
-    real = check(ITEMS, bank=BANK, queries=ASKED)
+    real = check(ITEMS, recipe=Recipe(BANK, queries=ASKED))
     assert real.diagnosis.n_queries == len(ASKED)
     assert not any("half" in line for line in real.diagnosis.left_out)
 
@@ -147,7 +147,7 @@ def test_without_labels_no_query_is_corrected_by_itself():
 def test_faults_come_first_and_grave_ones_refuse(tmp_path):
     items = ITEMS.copy()
     items[:50] = 0
-    found = check(items, bank=BANK, judgements=Judgements.of(ASKED, RIGHT))
+    found = check(items, recipe=BANK, judgements=Judgements.of(ASKED, RIGHT))
     assert [fault.name for fault in found.faults] == ["zero vectors"]
     assert found.is_refused
     page = found.save(tmp_path / "p.html").read_text("utf-8")
@@ -159,15 +159,20 @@ def test_faults_come_first_and_grave_ones_refuse(tmp_path):
 
 def test_under_each_metric():
     for metric in ("ip", "L2"):
-        assert check(ITEMS, bank=BANK, metric=metric).diagnosis.n_items == len(ITEMS)
+        assert check(ITEMS, recipe=BANK, metric=metric).diagnosis.n_items == len(ITEMS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bank": None}, "items alone show no hubs: pass past queries as bank"),
+        ({"recipe": None}, "items alone show no hubs: pass past queries as bank"),
+        ({"recipe": "samples"}, "bank 'samples' is in a database: name a collection"),
+        ({"recipe": Recipe(BANK, gate=5)}, "check takes no gate: leave it out of the recipe"),
         ({"field": "vector"}, "no collection to check: name one"),
-        ({"judgements": Judgements.of(ASKED, RIGHT), "queries": ASKED}, "leave out the other"),
+        (
+            {"judgements": Judgements.of(ASKED, RIGHT), "recipe": Recipe(BANK, queries=ASKED)},
+            "leave out the other",
+        ),
         ({"source": "http://localhost:19530"}, r"is a database: pass MilvusStore\(connect"),
         ({"source": "shop.db"}, r"is a database: pass MilvusStore\(connect\('shop.db'\)\)"),
         ({"keys": [1, 2]}, "items has 2 keys for 400 items"),
@@ -177,10 +182,10 @@ def test_under_each_metric():
 )
 def test_arguments_that_do_not_go_together_are_one_line(arguments, message):
     with pytest.raises(InvalidInput, match=message) as refused:
-        check(**{"source": ITEMS, "bank": BANK, **arguments})
+        check(**{"source": ITEMS, "recipe": BANK, **arguments})
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_vectors_of_another_model():
     with pytest.raises(DimensionMismatch, match="embed both with one model"):
-        check(ITEMS, bank=QueryBank(BANK[:, :-1]))
+        check(ITEMS, recipe=QueryBank(BANK[:, :-1]))

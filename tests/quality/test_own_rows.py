@@ -109,7 +109,7 @@ def test_check_says_when_and_then_measures_as_evaluators_do(data):
 
     checked = check(
         rows,
-        bank=past(data),
+        recipe=past(data),
         judgements=judged(data),
         keys=keys,
         metric="IP",
@@ -144,11 +144,11 @@ def test_what_says_nothing_of_rows_is_refused(data):
     rows, keys, asked, right = data
     without_ids = Judgements.of(rows[asked], [keys[row] for row in right])
     with pytest.raises(InvalidInput, match="the judgements have no ids: add a column 'query_id'"):
-        check(rows, bank=past(data), judgements=without_ids, keys=keys, ignore_identical=True)
+        check(rows, recipe=past(data), judgements=without_ids, keys=keys, ignore_identical=True)
     with pytest.raises(InvalidInput, match="ignore_identical is about judgements, with ids"):
-        check(rows, bank=past(data), ignore_identical=True)
+        check(rows, recipe=past(data), ignore_identical=True)
     others = Judgements.of(
         rows[asked], [keys[row] for row in right], ids=[f"q{row}" for row in asked]
     )
     with pytest.raises(InvalidInput, match="no query has the key of a row of 'items' as its id"):
-        check(rows, bank=past(data), judgements=others, keys=keys, ignore_identical=True)
+        check(rows, recipe=past(data), judgements=others, keys=keys, ignore_identical=True)

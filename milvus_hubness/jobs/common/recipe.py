@@ -6,7 +6,7 @@ step in `milvus_hubness.jobs.common.choice`.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -95,6 +95,12 @@ class Recipe:
         found: dict[str, Any] = read_from_database(store, vars(self), collection, field)
         return replace(self, **found) if found else self
 
+    def expect_only(self, job: str, *words: str) -> None:
+        """Raise InvalidParameter for a word that a job cannot follow. words: those that it can."""
+        for field in fields(self):
+            if field.name not in words and getattr(self, field.name) != field.default:
+                raise InvalidParameter(f"{job} takes no {field.name}: leave it out of the recipe")
+
     def required_bank(self, collection: str) -> QueryBank:
         """Return the bank. Raises InvalidInput if none is named."""
         if self.named_bank is None:
@@ -112,6 +118,11 @@ class Recipe:
     def named_targets(self) -> QueryBank | None:
         """The target bank that is named, of a recipe that is read."""
         return cast("QueryBank | None", self.target_bank)
+
+    @property
+    def named_queries(self) -> QueryBank | None:
+        """The real queries that are named, of a recipe that is read."""
+        return cast("QueryBank | None", self.queries)
 
     @cached_property
     def judging(self) -> Judging:
