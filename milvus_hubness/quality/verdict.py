@@ -189,6 +189,10 @@ class Figures(NamedTuple):
     """Share of the variance that is between the bank and the real queries; 0 without these, or if
     either are too few to compare."""
 
+    has_tokens: bool = False
+    """Whether each row has several vectors. No mean can be taken from these, so that hubs hide what the
+    bank's queries find."""
+
     @property
     def is_log(self) -> bool:
         """Whether the bank has near copies, as a log of users' queries has."""
@@ -219,6 +223,8 @@ class Figures(NamedTuple):
 
         Real queries may gain by such a bank, as by any large bias, and then lose by it elsewhere.
         """
+        if self.has_tokens:
+            return False
         count = max(1, min(self.groups, SCORED))
         return self.is_surely_below(self.bank_views, STRANGE * self.item_views, count)
 
@@ -342,6 +348,7 @@ def examine(
         items=len(items),
         cover=cover,
         apart=apart,
+        has_tokens=is_token_rows(gallery),
         **_demand_in(bank if whole is None else _with_repeats(whole)),
     )
 
