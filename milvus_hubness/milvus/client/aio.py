@@ -49,6 +49,10 @@ def _coroutine(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]
     return call
 
 
+KEPT_SECONDS = 0.1
+"""How long a bank that was read is still given to tasks that ask for it."""
+
+
 class AsyncHubnessClient(Methods, AsyncMilvusClient):
     """An AsyncMilvusClient that searches corrected collections by the corrected score.
 
@@ -173,9 +177,18 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if loading is None:
             read = asyncio.to_thread(lambda: self._plain.store().load_bank(reference))
             loading = asyncio.create_task(read)
-            # Also after a failure: the next task reads again. Banks that were read are in a cache.
-            loading.add_done_callback(lambda _: self._loading.pop(reference))
-            self._loading[reference] = loading
+            loads = self._loading
+            loads[reference] = loading
+
+            def forget(done: asyncio.Task[StoredBank]) -> None:
+                # After a failure the next task reads again. A bank that was read is in a cache as soon
+                # as the tasks that wait for it go on.
+                has_failed = done.cancelled() or done.exception() is not None
+                asyncio.get_running_loop().call_later(
+                    0 if has_failed else KEPT_SECONDS, loads.pop, reference, None
+                )
+
+            loading.add_done_callback(forget)
 
         # A task that is cancelled ends its own wait, not the reading.
         return await asyncio.shield(loading)

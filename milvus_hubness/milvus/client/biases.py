@@ -78,6 +78,10 @@ class Biases:
             return cached
 
         yield from self._states.expect_banks(collection, state)
+        # Another task may have read it meanwhile.
+        cached = self.banks.get(name, profile)
+        if cached is not None:
+            return cached
         bank = yield LoadBank(profile.bank)
         return self.banks.keep(name, profile, bank, in_use)
 
