@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,27 @@ class Refreshing:
     client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of RefreshOptions that these options set.
+
+        Raises InvalidParameter, which names options as the shell has them.
+        """
+        fields = vars(self).copy()
+        del fields["plan"]
+        share = fields.pop("refit_share")
+        if share is None:
+            fields["refit"] = "always" if self.refit else "changed"
+            return fields
+
+        if self.refit:
+            raise InvalidParameter(
+                "--refit-share decides whether to refit: leave out --refit, which has decided"
+            )
+        if not 0 < share <= 1:
+            raise InvalidParameter(f"--refit-share is above 0 and up to 1, got {share:g}")
+        fields["refit"] = share
+        return fields
+
 
 def refresh(
     collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
@@ -82,15 +103,6 @@ def refresh(
         profile = state.profiles.get(refreshing.profile or state.active)
         current = profile.estimator if profile else None
 
-    given = vars(refreshing).copy()
-    is_planned = given.pop("plan")
-    share = given.pop("refit_share")
-    if share is not None and refreshing.refit:
-        raise InvalidParameter(
-            "--refit-share decides whether to refit: leave out --refit, which has decided"
-        )
-    given["refit"] = "always" if refreshing.refit else "changed" if share is None else share
-
     refresh_options = RefreshOptions(
         recipe.recipe(
             store,
@@ -101,7 +113,7 @@ def refresh(
             current=current,
             no_prior=no_prior,
         ),
-        **given,
+        **refreshing.fields(),
         judgements=judging.read(other=recipe.prior_from),
         measure=judging.measure,
         throttle=Throttle(rows_per_second),
@@ -109,7 +121,7 @@ def refresh(
     try:
         with console.progress_bars() as progress:
             result = refresh(
-                store, collection, options=refresh_options, plan=is_planned, progress=progress
+                store, collection, options=refresh_options, plan=refreshing.plan, progress=progress
             )
     except LeaseHeld as error:
         if not once:

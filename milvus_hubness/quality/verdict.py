@@ -73,7 +73,7 @@ of the same kind, in galleries of 50 to 500 items."""
 LEAST_FALL = 0.12
 """Share of the excess answers beyond chance that real queries have to lose. Rows: all kinds of
 banks, with 100 real queries."""
-STRANGE = 0.05
+ANOTHER_MODEL = 0.05
 """Share of the items' two-view agreement below which the bank is of another model, with real queries
 too. Rows: banks of other encoders, and own banks, of which the lowest has 0.09.
 """
@@ -226,7 +226,7 @@ class Figures(NamedTuple):
         if self.has_tokens:
             return False
         count = max(1, min(self.groups, SCORED))
-        return self.is_surely_below(self.bank_views, STRANGE * self.item_views, count)
+        return self.is_surely_below(self.bank_views, ANOTHER_MODEL * self.item_views, count)
 
     @property
     def excess(self) -> float:
@@ -415,7 +415,7 @@ def _on_kind(figures: Figures) -> Finding:
     remedy = "this looks like a bank of items: pass real queries (--queries), which show what it is worth"
     if figures.is_of_another_model:
         remedy = (
-            f"below {STRANGE:.0%} of what the items agree on, the bank is of another model: use "
+            f"below {ANOTHER_MODEL:.0%} of what the items agree on, the bank is of another model: use "
             "queries of this collection, embedded by its model"
         )
     return _finding(

@@ -285,6 +285,29 @@ def test_clicks_are_stored_with_the_bank(shop):
     shop.assert_stored(shop.clicks[::-1])
 
 
+def test_clicks_that_went_with_their_bank_are_passed_again_or_dropped(shop):
+    """Without them each row would count as one that nobody wants."""
+    counts = {key: float(shop.clicks[i]) for i, key in enumerate(shop.keys)}
+    shop.migrate(prior=counts)
+    bank = QueryBank(shop.bank)
+    shop.store.drop(shop.state.profile.bank.collection)
+    before = shop.state
+    for given in ({}, {"prior_weight": LAMBDA}):
+        with pytest.raises(
+            InvalidInput, match=r"clicks of the prior went with the bank.*--no-prior"
+        ):
+            refresh(shop.store, shop.name, Recipe(bank, **given))
+    assert shop.state == before
+
+    done = refresh(shop.store, shop.name, Recipe(bank, prior=counts, prior_weight=LAMBDA))
+    assert (done.action, "the bank in use is gone" in done.reason) == ("full", True)
+    shop.assert_stored(shop.clicks)
+
+    shop.store.drop(shop.state.profile.bank.collection)
+    assert refresh(shop.store, shop.name, Recipe(bank, no_prior=True)).action == "full"
+    assert shop.state.profile.prior is None
+
+
 def test_a_value_that_a_write_leaves_out_is_read(shop, found):
     """A client may bring a vector without the value that goes with it."""
     shop.migrate()

@@ -348,6 +348,11 @@ def test_a_dropped_copy_leaves_no_note(database):
     assert growing.store.records(LEDGER, group) == []
 
 
+@pytest.mark.parametrize("share", [1, 0.2, np.float32(0.25), np.float64(1), np.int64(1)])
+def test_a_share_is_a_number_of_any_type(share):
+    assert RefreshOptions(refit=share).refit_share == share
+
+
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), "0.2", True, None, "never"])
 def test_what_is_neither_a_share_nor_a_word_is_refused(share):
     with pytest.raises(InvalidParameter, match=r"^refit is .*pending, changed, always"):

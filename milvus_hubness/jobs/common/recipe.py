@@ -98,7 +98,7 @@ class Recipe:
     def expect_only(self, job: str, *words: str) -> None:
         """Raise InvalidParameter for a word that a job cannot follow. words: those that it can."""
         for field in fields(self):
-            if field.name not in words and getattr(self, field.name) != field.default:
+            if field.name not in words and getattr(self, field.name) is not field.default:
                 raise InvalidParameter(f"{job} takes no {field.name}: leave it out of the recipe")
 
     def required_bank(self, collection: str) -> QueryBank:

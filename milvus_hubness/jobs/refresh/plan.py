@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
@@ -18,6 +19,7 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.basics.words import expect_word
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.estimators import (
     DEFAULT_ESTIMATOR,
@@ -49,6 +51,7 @@ from milvus_hubness.jobs.common.lease_records import (
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     ChosenPrior,
+    PriorRequest,
     chosen_prior,
     on_gallery,
 )
@@ -128,7 +131,9 @@ class RefreshOptions:
             raise InvalidParameter(f"keep_former is from 0 up, got {self.keep_former}")
         if isinstance(self.refit, str):
             expect_word("refit", self.refit, Refit)
-        elif type(self.refit) not in (int, float) or not 0 < self.refit <= 1:
+            return
+        is_number = isinstance(self.refit, numbers.Real) and not isinstance(self.refit, bool)
+        if not is_number or not 0 < self.refit <= 1:
             raise InvalidParameter(
                 f"refit is a share of the rows above 0, up to 1, or one of {', '.join(get_args(Refit))}, "
                 f"got {self.refit!r}"
@@ -201,16 +206,16 @@ def plan_refresh(
             if _names_same_biases(options, begun, saved):
                 return _continuing(begun, saved, unfinished)
 
+    profile = state.profile
     try:
         stored = load_bank()
     except EmptyBank:
         # The biases in use cannot be computed any more; those of another bank can.
         if recipe.named_bank is None:
             raise
+        stored = _in_place_of_lost(profile, recipe.named_bank, recipe.prior_request)
         reasons.append("the bank in use is gone")
-        stored = StoredBank(recipe.named_bank, np.empty((len(recipe.named_bank), 0), np.float32))
     bank = _with(stored, recipe)
-    profile = state.profile
     are_gated = isinstance(store, SearchGates)
     on_bank = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     if is_new:
@@ -258,6 +263,22 @@ def plan_refresh(
         fits_bank=options.refit == "always" or bool(refit_reason) or is_other,
         needs_evaluation=bool(refit_reason),
     )
+
+
+def _in_place_of_lost(profile: Profile, bank: QueryBank, request: PriorRequest) -> StoredBank:
+    """Return what stands in for the bank of a profile that is gone: the given one, without what an
+    estimator has learned.
+
+    Raises InvalidInput where the clicks of the prior went with it, and nobody names or drops them.
+    """
+    prior = profile.prior
+    names_other = request.prior is not None or request.is_demand or request.is_dropped
+    if prior is not None and prior.source == "pairs" and not names_other:
+        raise InvalidInput(
+            "the clicks of the prior went with the bank: pass them again (--prior-from), or drop "
+            "the prior (--no-prior)"
+        )
+    return StoredBank(bank, np.empty((len(bank), 0), np.float32))
 
 
 def choice_in_use(profile: Profile) -> Choice:

@@ -61,12 +61,12 @@ def check_refit(
 
     fit = fit_of(store, info, state, name)
     rows = store.count(info.name)
-    share = _share(fit, rows, counts=not is_planned)
+    share = _share(fit, rows, notes=not is_planned)
     enough = options.refit_share - ROUNDING
     if share is not None and share >= enough and not fit.due:
         # All keys are read once, where the number of rows demands a refit for the first time: rows
         # that were inserted twice are no new ones.
-        share = _share(fit, key_count(store, info, rows), counts=not is_planned)
+        share = _share(fit, key_count(store, info, rows), notes=not is_planned)
     if share is None or share < enough:
         return RefitCheck(fit, share)
     # Fewer rows show no hubs, and nothing could guard the refit.
@@ -147,15 +147,15 @@ def unfitted_share(
     return None if note is None else fit.unfitted_share(note, info.rows), fit.due
 
 
-def _share(fit: Fit, rows: int, *, counts: bool) -> float | None:
+def _share(fit: Fit, rows: int, *, notes: bool) -> float | None:
     """Return the share of unfitted rows; None if it is counted from now on, or not yet.
 
-    counts: note from when on it is counted.
+    notes: whether to note from when on it is counted.
     """
     note = fit.note
     if note is not None:
         return fit.unfitted_share(note, rows)
-    if rows >= FEWEST_COUNTED and counts:
+    if rows >= FEWEST_COUNTED and notes:
         fit.write_now()
     return None
 

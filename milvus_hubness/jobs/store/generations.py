@@ -309,6 +309,14 @@ def _groups_in(rows: Sequence[Row]) -> npt.NDArray[Any] | None:
     return groups if are_numbered(groups) else None
 
 
+def _added_at(row: Mapping[str, Any]) -> int:
+    """Return the Unix time at which a row was written; 0 for one that does not say so, as nobody of
+    this package wrote it.
+    """
+    seconds = row.get("added_at")
+    return seconds if isinstance(seconds, int) else 0
+
+
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
     """Return the potentials as float32 (n, p).
 
@@ -482,18 +490,23 @@ class BankGenerations(ABC):
         """Return the rows of these parts of a generation; of all parts without `parts`."""
 
     @abstractmethod
-    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        """Delete the rows of one part of a generation, or of all parts, in one request."""
+    def _delete_bank_rows(
+        self,
+        collection: str,
+        generation: str,
+        *,
+        part: str | None = None,
+        before: int | None = None,
+    ) -> None:
+        """Delete rows of a generation in one request: those of one part, and those that were added
+        before this Unix time; without these, all.
+        """
 
     @abstractmethod
     def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
         """Yield `generation` and `added_at` of the first row of each part of each generation; a row
         that lacks one of them was not written by this package.
         """
-
-    @abstractmethod
-    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
-        """Delete the rows of a generation that were added before this Unix time, in one request."""
 
     @abstractmethod
     def _all_properties(self) -> Iterable[tuple[str, Mapping[str, str]]]:
@@ -556,7 +569,7 @@ class BankGenerations(ABC):
         part = second if reference.nearest == first else first
 
         dim, _ = self._describe_bank(reference.collection)
-        self._delete_bank_rows(reference, part)
+        self._delete_bank_rows(reference.collection, reference.generation, part=part)
         rows = [
             {"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest
         ]
@@ -573,7 +586,7 @@ class BankGenerations(ABC):
         spare = self._unused(existing)
         rows_of_spare = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
-            self._delete_bank_rows(bank)
+            self._delete_bank_rows(bank.collection, bank.generation)
 
         # A job may have named a generation in a collection state between the check and the
         # deletion. A job that does so later finds that the rows are gone.
@@ -591,11 +604,10 @@ class BankGenerations(ABC):
         if not self.exists(collection):
             return
         added_at: dict[str, int] = {}
-        rows = islice(self._first_rows(collection), MOST_FIRST_ROWS)
-        for row in rows:
-            generation, seconds = row.get("generation"), row.get("added_at")
-            if isinstance(generation, str) and isinstance(seconds, int):
-                added_at[generation] = max(seconds, added_at.get(generation, seconds))
+        for row in islice(self._first_rows(collection), MOST_FIRST_ROWS):
+            generation = row.get("generation")
+            if isinstance(generation, str):
+                added_at[generation] = max(_added_at(row), added_at.get(generation, 0))
 
         before = int(time.time() - older_than)
         old = [generation for generation, seconds in added_at.items() if seconds < before]
@@ -608,7 +620,7 @@ class BankGenerations(ABC):
             return
         for generation in old:
             if (collection, generation) not in by_jobs | by_states:
-                self._delete_generation(collection, generation, before)
+                self._delete_bank_rows(collection, generation, before=before)
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
         """Create the bank collection if it does not exist, and return whether it was created."""
@@ -656,7 +668,7 @@ class BankGenerations(ABC):
         except EmptyBank:
             return stored.keys
         is_whole = holds(reference, bank) and all(
-            row["added_at"] >= renewed_since for row in stored.rows
+            _added_at(row) >= renewed_since for row in stored.rows
         )
         return None if is_whole else stored.keys
 

@@ -53,6 +53,19 @@ KEPT_SECONDS = 0.1
 """How long a bank that was read is still given to tasks that ask for it."""
 
 
+def _forget(
+    loading: dict[BankReference, asyncio.Task[StoredBank]],
+    reference: BankReference,
+    done: asyncio.Task[StoredBank],
+) -> None:
+    """Give a reading that has ended to no further task."""
+    # After a failure the next task reads again. A bank that was read is in a cache as soon as the tasks
+    # that wait for it go on.
+    has_failed = done.cancelled() or done.exception() is not None
+    seconds = 0 if has_failed else KEPT_SECONDS
+    asyncio.get_running_loop().call_later(seconds, loading.pop, reference, None)
+
+
 class AsyncHubnessClient(Methods, AsyncMilvusClient):
     """An AsyncMilvusClient that searches corrected collections by the corrected score.
 
@@ -177,18 +190,8 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if loading is None:
             read = asyncio.to_thread(lambda: self._plain.store().load_bank(reference))
             loading = asyncio.create_task(read)
-            loads = self._loading
-            loads[reference] = loading
-
-            def forget(done: asyncio.Task[StoredBank]) -> None:
-                # After a failure the next task reads again. A bank that was read is in a cache as soon
-                # as the tasks that wait for it go on.
-                has_failed = done.cancelled() or done.exception() is not None
-                asyncio.get_running_loop().call_later(
-                    0 if has_failed else KEPT_SECONDS, loads.pop, reference, None
-                )
-
-            loading.add_done_callback(forget)
+            self._loading[reference] = loading
+            loading.add_done_callback(functools.partial(_forget, self._loading, reference))
 
         # A task that is cancelled ends its own wait, not the reading.
         return await asyncio.shield(loading)

@@ -43,10 +43,15 @@ LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
 
 
-def bank_rows(reference: BankReference, parts: Sequence[str] = ()) -> str:
-    """Return the filter that picks a generation's rows of these parts, or all parts."""
-    where = [f'generation == "{reference.generation}"']
-    where += [is_one_of("part", parts)] if parts else []
+def bank_rows(generation: str, parts: Sequence[str] = (), before: int | None = None) -> str:
+    """Return the filter that picks a generation's rows of these parts, or of all, that were added
+    before this Unix time, or whenever.
+    """
+    where = [f"generation == {literal(generation)}"]
+    if parts:
+        where.append(is_one_of("part", parts))
+    if before is not None:
+        where.append(f"added_at < {before}")
     return " and ".join(where)
 
 
@@ -125,7 +130,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         self._ensure_loaded(reference.collection)
-        where = bank_rows(reference, parts)
+        where = bank_rows(reference.generation, parts)
         with ThreadPoolExecutor(1, "bank") as pool:
             # The context has the caller's deadline.
             counting = pool.submit(copy_context().run, self._count, reference.collection, where)
@@ -144,20 +149,22 @@ class MilvusBanks(OwnCollections, BankGenerations):
 
         return self._batch(schema, "vector", keys, by_key)
 
-    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        self.client.delete(
-            reference.collection, filter=bank_rows(reference, [part] if part else [])
-        )
+    def _delete_bank_rows(
+        self,
+        collection: str,
+        generation: str,
+        *,
+        part: str | None = None,
+        before: int | None = None,
+    ) -> None:
+        where = bank_rows(generation, [part] if part else [], before)
+        self.client.delete(collection, filter=where)
 
     def _first_rows(self, collection: str) -> Iterator[Row]:
         self._ensure_loaded(collection)
         fields = ["id", "generation", "added_at"]
         for _, page in self._pages(collection, "id", fields, QUERIES_PER_PAGE, where="number == 0"):
             yield from page.values()
-
-    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
-        where = f"generation == {literal(generation)} and added_at < {before}"
-        self.client.delete(collection, filter=where)
 
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for name in self.client.list_collections():

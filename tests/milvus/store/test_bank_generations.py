@@ -398,6 +398,19 @@ def test_rows_of_a_stranger_end_no_refresh_and_take_no_generation_along(database
     assert database.database.generations(name) == {named.generation: named.count}
 
 
+def test_rows_without_a_date_are_old_and_a_save_writes_them_again():
+    """Payloads of Qdrant may lack any key; a field of a bank on Milvus has a value always."""
+    database = OnQdrant("qdrant-local", QdrantClient(":memory:"))
+    store, name, bank = database.store(), database.name("bank"), bank_of(1, targets=3)
+    reference, _ = store.save_bank(name, bank, "IP")
+    store.client.delete_payload(name, ["added_at"], points=store._read_bank_rows(reference).keys)
+
+    assert store.save_bank(name, bank, "IP", in_use=True) == (reference, "nothing")
+    assert store.save_bank(name, bank, "IP") == (reference, "generation")
+    drop_spare(database, name, SPARE_SECONDS)
+    assert_whole(database, reference, bank)
+
+
 def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_at_all(database):
     """It looks into every collection: before it drops the rows, and after."""
     shared, scans = Shared(database, bank_of(1)), []

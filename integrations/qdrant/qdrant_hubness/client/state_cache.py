@@ -348,7 +348,7 @@ class StateCache:
         reference = profile.bank
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
-        where = rows_of(reference, BankGenerations.parts_of(reference))
+        where = rows_of(reference.generation, BankGenerations.parts_of(reference))
 
         records: list[Any] = []
         offset: Any = None

@@ -51,7 +51,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             None,
             form.limits,
             page=self._rows_per_request(form),
-            where=rows_of(reference, parts),
+            where=rows_of(reference.generation, parts),
             with_payload=True,
             with_vectors=True,
         ):
@@ -60,9 +60,17 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             batches.append(form.batch(page))
         return Batch.joined(batches or [form.batch([])])
 
-    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))
-        self.ask("delete", reference.collection, points_selector=where, **SURE)
+    def _delete_bank_rows(
+        self,
+        collection: str,
+        generation: str,
+        *,
+        part: str | None = None,
+        before: int | None = None,
+    ) -> None:
+        chosen = rows_of(generation, [part] if part else [], before)
+        where = models.FilterSelector(filter=chosen)
+        self.ask("delete", collection, points_selector=where, **SURE)
 
     def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
         form = self.form(collection, UNNAMED)
@@ -78,12 +86,6 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         ):
             yield from (point.payload for point in page)
 
-    def _delete_generation(self, collection: str, generation: str, before: int) -> None:
-        named = models.FieldCondition(key="generation", match=models.MatchValue(value=generation))
-        old = models.FieldCondition(key="added_at", range=models.Range(lt=before))
-        where = models.FilterSelector(filter=models.Filter(must=[named, old]))
-        self.ask("delete", collection, points_selector=where, **SURE)
-
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for collection in self.client.get_collections().collections:
             # Another process may have dropped it meanwhile.
@@ -92,11 +94,15 @@ class QdrantBanks(QdrantLedger, BankGenerations):
                 yield collection.name, self._properties(collection.name, described)
 
 
-def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:
-    """Return the filter that selects these parts of a generation, all of them without `parts`."""
-    generation = models.MatchValue(value=reference.generation)
-    must: list[models.Condition] = [models.FieldCondition(key="generation", match=generation)]
+def rows_of(generation: str, parts: Sequence[str] = (), before: int | None = None) -> models.Filter:
+    """Return the filter that picks a generation's rows of these parts, or of all, that were added
+    before this Unix time, or whenever.
+    """
+    named = models.MatchValue(value=generation)
+    must: list[models.Condition] = [models.FieldCondition(key="generation", match=named)]
     if parts:
         among_parts = models.MatchAny(any=list(parts))
         must.append(models.FieldCondition(key="part", match=among_parts))
+    if before is not None:
+        must.append(models.FieldCondition(key="added_at", range=models.Range(lt=before)))
     return models.Filter(must=must)
