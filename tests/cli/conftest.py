@@ -94,7 +94,17 @@ def started(files):
     """The command in a process of its own, on a larger collection, as people start it: signals are real."""
     client = connect("shop.db", create=True)
     items = vectors(np.random.default_rng(5), 3_000, DIM)
-    plain_collection(client, "many", items, "COSINE")
+    plain_collection(client, "many", items[:1_000], "COSINE")
+    # Each partition is a chunk of its own.
+    for start in (1_000, 2_000):
+        partition = f"from_{start}"
+        client.create_partition("many", partition)
+        rows = enumerate(items[start : start + 1_000], start)
+        client.insert(
+            "many",
+            [{"id": i, "vector": item, "group": i % 5} for i, item in rows],
+            partition_name=partition,
+        )
     client.create_alias("many", "live")
     client.close()
     server_manager_instance.release_server("shop.db")

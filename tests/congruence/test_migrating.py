@@ -1,6 +1,7 @@
 """From a plain collection to its corrected copy and revert: what holds on every database."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from milvus_hubness import (
     Recipe,
     ResumeRefused,
     StoreError,
+    VerificationFailed,
     WrongPhase,
     clean,
     cutover,
@@ -23,6 +25,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.correction.state import PROPERTY
+from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -131,6 +134,98 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
     assert verify(store, alias).rows == ITEMS - 1
     small.assert_corrected(alias)
     store.drop_alias(alias)
+
+
+class Watched:
+    """A migration whose name moves at once, and what its listeners see of it."""
+
+    def __init__(self, small):
+        self.small, self.alias = small, f"{small.name}_live"
+        self.seen, self.compared = [], []
+        self.replies = {}
+        small.store.point_alias(self.alias, small.name)
+
+    def listen(self, event):
+        if event.name == "catching-up":
+            self.compared.append((event.facts["pass"], event.facts["rows"], self.is_required))
+        else:
+            self.seen.append(event.name)
+        self.replies.pop(event.name, lambda: None)()
+
+    @property
+    def is_required(self):
+        """Whether writes to the source fail unless they reach the copy."""
+        dual_write = self.small.store.info(self.small.name).dual_write
+        return dual_write is not None and dual_write.required
+
+    def migrate(self, store=None, **options):
+        plan = self.small.plan(alias=self.alias)
+        events = Events([self.listen])
+        return migrate(store or self.small.store, plan, client_ttl=0, events=events, **options)
+
+    def comparisons(self):
+        """The number of each, its rows, and whether writes had to reach the copy all the time."""
+        last = {number: rows for number, rows, _ in self.compared}
+        return [
+            (number, rows, all(required for n, _, required in self.compared if n == number))
+            for number, rows in last.items()
+        ]
+
+    def leads_to(self):
+        return self.small.store.alias_target(self.alias)
+
+
+@pytest.mark.lite_only
+def test_a_name_that_moves_at_once_takes_one_comparison_of_all_rows(database):
+    """Meanwhile a write that misses the copy fails, so that none is missing after it."""
+    small = Small(database)
+    watched = Watched(small)
+    done = watched.migrate()
+    assert watched.comparisons() == [(1, ITEMS, True)]
+    assert (done.phase, done.passes, watched.leads_to()) == ("switched", 1, small.target)
+    small.store.drop_alias(watched.alias)
+
+
+@pytest.mark.lite_only
+def test_a_copy_that_fails_its_verification_keeps_no_write_back(database):
+    class Blind(database.base):
+        def nearest(self, collection, field, vectors, k):
+            found = super().nearest(collection, field, vectors, k)
+            return [[] for _ in found] if collection.endswith("_hubness") else found
+
+    small = Small(database)
+    watched = Watched(small)
+    with pytest.raises(VerificationFailed, match="miss rows"):
+        watched.migrate(database.store(Blind))
+    assert (watched.leads_to(), watched.is_required) == (small.name, False)
+    assert watched.comparisons() == [(1, ITEMS, True)]
+    assert small.store.info(small.name).dual_write.collection == small.target
+
+    assert watched.migrate().phase == "switched"
+    assert watched.leads_to() == small.target
+    small.store.drop_alias(watched.alias)
+
+
+@pytest.mark.lite_only
+def test_a_cutover_that_is_postponed_during_the_comparison_waits(database):
+    """As by the control file: writes need not reach the copy until it goes on."""
+    small = Small(database)
+    watched = Watched(small)
+    release = threading.Event()
+    release.set()
+    required = []
+
+    def go_on():
+        required.append(watched.is_required)
+        assert watched.leads_to() == small.name
+        release.set()
+
+    watched.replies = {"verified": release.clear, "postponed": go_on}
+    assert watched.migrate(release=release).phase == "switched"
+    assert watched.seen[-4:] == ["verified", "postponed", "before-cutover", "after-cutover"]
+    assert required == [False]
+    assert watched.comparisons() == [(1, ITEMS, True), (2, ITEMS, True)]
+    small.store.drop_alias(watched.alias)
 
 
 @pytest.mark.lite_only

@@ -383,6 +383,9 @@ def checked_limit(name: str, value: object) -> float | None:
 KEYS_PER_PAGE = 16_384
 """Keys that one request returns: the most that Milvus allows."""
 
+KEYS_PER_CHUNK = 2_000
+"""Most rows of a chunk that is read by its keys. A job that is to end does so between two chunks."""
+
 Pages: TypeAlias = "Callable[[str | None], Iterable[list[Key]]]"
 """Returns pages of the keys of a partition."""
 
@@ -467,7 +470,7 @@ def key_chunks(
     processed chunk. pages: of the keys of a partition, by default all. total: their expected
     number, by default that of all rows.
     """
-    size = store.chunk_rows(info)
+    size = min(KEYS_PER_CHUNK, store.chunk_rows(info))
     total = info.rows if total < 0 else total
     done = 0
     progress(doing, done, total)

@@ -259,6 +259,7 @@ class Migrator:
         plan: of a new migration.
         """
         migration = self.migration
+        options = self._options
         migration.expect_name(alias, rename)
         self._require_collections()
         if migration.phase != "preparing":
@@ -283,14 +284,36 @@ class Migrator:
             self._announce(migration.source, migration.target)
             if self.migration.phase == "copying":
                 self._copy(source, plan)
+            if moves_name and options.confirm is None and not self._is_postponed:
+                self._verify_and_cut_over(source, alias, rename)
+                return self.migration
+
             self._wait_for_clients()
-            self._verify(source)
+            self._verify(source, self._pair())
 
         # A name that has begun to move must arrive, whoever would decide otherwise now.
         is_switching = self.migration.phase == "switching"
         if is_switching or (moves_name and self._is_confirmed()):
             self.cut_over(alias, rename)
         return self.migration
+
+    def _verify_and_cut_over(self, source: CollectionInfo, alias: str | None, rename: bool) -> None:
+        """Verify a copy and let a name move to it at once, with one comparison of all rows for both."""
+        pair = self._pair()
+        with self._writes_to_both(pair):
+            self._verify(source, pair)
+            warm(self._store, self.migration)
+
+        # The control file may have postponed the cutover meanwhile.
+        if self._is_postponed:
+            self._announce(pair.origin.collection, pair.copy.collection)
+            self.cut_over(alias, rename)
+            return
+
+        switch = self._switch(source, alias, rename)
+        self._report("before-cutover", alias=switch.name)
+        self._write(phase="switching", switch=switch)
+        self._move_name()
 
     def _switch(self, source: CollectionInfo, alias: str | None, rename: bool) -> Switch:
         """Return the switch that is to come. Raises as `chosen_switch` and `switch_of_refresh`."""
@@ -479,27 +502,29 @@ class Migrator:
             "migration again"
         )
 
-    def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
-        """Catch up while writes fail if they do not reach both collections.
-
-        Return the number of carried rows.
+    @contextmanager
+    def _writes_to_both(self, pair: Pair) -> Iterator[None]:
+        """Have writes fail if they do not reach both collections, within this context and after it;
+        no more if it fails.
         """
         origin = pair.origin.collection
         copy = pair.copy.collection
         self._announce(origin, copy, required=True)
         self._wait_for_clients()
         try:
-            _, carried = self._until_equal(pair, partitions)
-            return carried
+            yield
         except Exception:
             # Without a cutover, the application's writes need not reach the copy.
             if not self._options.no_writers:
                 self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
             raise
 
-    def _verify(self, source: CollectionInfo) -> None:
+    def _pair(self) -> Pair:
+        """Return both collections, whose bank is read from the database."""
+        return pair_of(self._store, self.migration, self._options.engine)
+
+    def _verify(self, source: CollectionInfo, pair: Pair) -> None:
         validate_index(self._store, self.migration, source)
-        pair = pair_of(self._store, self.migration, self._options.engine)
         equal, _ = self._until_equal(pair, source.partitions)
 
         self._report("before-verify", rows_total=self.migration.rows)
@@ -527,11 +552,11 @@ class Migrator:
             switch = self._switch(source, alias, rename)
             warm(store, migration)
 
-            pair = pair_of(store, migration, self._options.engine)
-            partitions = source.partitions
-            self._await_release(pair, partitions)
+            pair = self._pair()
+            self._await_release(pair, source.partitions)
             self._report("before-cutover", alias=switch.name)
-            self._required_until_equal(pair, partitions)
+            with self._writes_to_both(pair):
+                self._until_equal(pair, source.partitions)
 
             # Catch-up may have changed what is nearest to the bank since the verification.
             state = keep_nearest(store, migration.target, self.migration.corrected())
@@ -541,6 +566,11 @@ class Migrator:
 
         if self.migration.phase == "switching":
             self._move_name()
+
+    @property
+    def _is_postponed(self) -> bool:
+        release = self._options.release
+        return release is not None and not release.is_set()
 
     def _await_release(self, pair: Pair, partitions: Sequence[str | None]) -> None:
         release = self._options.release
@@ -720,7 +750,9 @@ class Migrator:
         # Most rows are carried while writes need not reach
         # both collections, the last ones while they must.
         _, carried = self._until_equal(pair, partitions)
-        return carried + self._required_until_equal(pair, partitions)
+        with self._writes_to_both(pair):
+            _, carried_last = self._until_equal(pair, partitions)
+        return carried + carried_last
 
     def _move_name_back(self, switch: Switch) -> None:
         """Give a renamed source its own name back, and point the aliases at the source."""

@@ -431,13 +431,14 @@ def waits_for_clients(
 
     alias, rename: whether one moves, and whether the source gets another name for it.
     """
-    # Clients write to the copy too one state_ttl after the announcement, and the copy takes
-    # part of that time.
-    before_the_end = max(0.0, client_ttl - copy_seconds)
+    if not alias and not rename:
+        # Clients write to the copy too one state_ttl after the announcement, and the copy takes
+        # part of that time.
+        return max(0.0, client_ttl - copy_seconds)
+
     # Before the name moves all writes must reach both; after it, some clients have not heard yet. If
     # the source gets a new name, clients send their requests to it before its own leads to the copy.
-    waits = 3 if rename else 2 if alias else 0
-    return before_the_end + waits * client_ttl
+    return client_ttl * (3 if rename else 2)
 
 
 def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> MigrationPlan:

@@ -49,6 +49,7 @@ from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.grants import grant_all, grants_on
 from milvus_hubness.milvus.store.rights import denied
 from milvus_hubness.milvus.store.server import (
+    ROWS_PER_PAGE,
     in_parts,
     is_missing,
     supports,
@@ -202,7 +203,7 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
         bytes_per_row = ROW_OVERHEAD_BYTES + sum(
             4 * field.dim for field in source.vector_fields.values()
         )
-        return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
+        return max(16, min(ROWS_PER_PAGE, CHUNK_BYTES // bytes_per_row))
 
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int

@@ -33,7 +33,7 @@ from milvus_hubness.milvus.store.server import (
     DUPLICATES_PER_KEY,
     FEW_KEYS,
     PAUSES,
-    ROWS_PER_REQUEST,
+    ROWS_PER_PAGE,
     in_fitting_parts,
     in_parts,
     is_lite,
@@ -90,6 +90,8 @@ class MilvusRequests:
         self._fences: Fences | None = None
         self._showing = threading.RLock()
         self._flushed_in_vain: dict[str, float] = {}
+        self._most_that_fit: dict[tuple[str, tuple[str, ...]], int] = {}
+        """Rows of a collection, with these fields, that fit a message, where a page does not."""
 
     def fenced(self: Self, fences: Fences) -> Self:
         store = copy(self)
@@ -222,7 +224,7 @@ class MilvusRequests:
     ) -> Batch:
         schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
-        size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
+        size = min(limit or ROWS_PER_PAGE, ROWS_PER_PAGE)
         pages = self._pages(collection, key_field, ["*"], size, after, upto, partition, where)
         keys, by_key = next(pages)
         while (limit is None or len(keys) < limit) and (page := next(pages, None)):
@@ -266,6 +268,8 @@ class MilvusRequests:
         self, collection: str, where: str, fields: list[str], limit: int, partition: str | None
     ) -> list[Row]:
         """Return the first rows in key order, with half the limit until they fit a message."""
+        read = (collection, tuple(fields))
+        limit = min(limit, self._most_that_fit.get(read, limit))
         while True:
             try:
                 return self._query(
@@ -276,6 +280,7 @@ class MilvusRequests:
                     raise
 
             limit //= 2
+            self._most_that_fit[read] = limit
 
     def _query(
         self,
