@@ -473,6 +473,22 @@ class CollectionState(FrozenModel):
             )
         return rows
 
+    def index_metric(self, requested: str | None) -> str | None:
+        """Return the metric with which a server indexes the field: augmented vectors are compared by
+        their inner product, whatever the user's metric.
+
+        requested: the user's; None for none. Raises InvalidParameter if it is not that of the
+        correction.
+        """
+        if self.codec.leaves_vectors:
+            return requested
+        if requested is not None and requested.upper() != self.metric:
+            raise InvalidParameter(
+                f"{field_words(self.field)} was corrected for {self.metric}: its index cannot take "
+                f"{requested.upper()}"
+            )
+        return "IP"
+
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
         """Return a message about a number in rows (n, d) that would not be read back bit for bit.
 

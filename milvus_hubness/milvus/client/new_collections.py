@@ -304,16 +304,9 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
         configs = dict(params.get_index_configs())
         index_type = configs.pop("index_type", params.index_type)
         state = states.get(params.field_name)
-        if state is not None and not state.codec.leaves_vectors:
-            metric = str(configs.get("metric_type") or state.metric).upper()
-            if metric != state.metric:
-                raise InvalidParameter(
-                    f"field {params.field_name!r} was corrected for {state.metric}: its index "
-                    f"cannot take {metric}"
-                )
-
-            # Augmented vectors are compared by their inner product, whatever the user's metric.
-            configs["metric_type"] = "IP"
+        requested = str(configs.get("metric_type") or "") or None
+        if state is not None and (metric := state.index_metric(requested)):
+            configs["metric_type"] = metric
 
         served.add_index(
             params.field_name, index_type=index_type, index_name=params.index_name, **configs

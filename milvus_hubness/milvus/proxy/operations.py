@@ -11,7 +11,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.catalog import aliases_out
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.state_cache import CachedState
@@ -82,16 +81,9 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
     """
     cached = yield from operations.states.cached_state(request.collection_name)
     state = cached.states.get(request.field_name)
-    if state is not None and not state.codec.leaves_vectors:
-        metric = pairs_of(request.extra_params).get(METRIC, state.metric).upper()
-        if metric != state.metric:
-            raise InvalidParameter(
-                f"field {request.field_name!r} was corrected for {state.metric}: its index cannot "
-                f"take {metric}"
-            )
-
-        put_pair(request.extra_params, METRIC, "IP")
-
+    requested = pairs_of(request.extra_params).get(METRIC)
+    if state is not None and (metric := state.index_metric(requested)):
+        put_pair(request.extra_params, METRIC, metric)
     return (yield Send(request))
 
 
