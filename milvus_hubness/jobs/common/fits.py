@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -64,6 +64,15 @@ class FittedRow(NamedTuple):
     partition: str | None
     key: Key
     marks: tuple[float, float]
+
+
+class DrawnKeys(NamedTuple):
+    """Keys that were drawn at random from those of all rows."""
+
+    rows: int
+    """The number of all rows."""
+    by_partition: Mapping[str | None, Sequence[Key]]
+    """About SAMPLED_ROWS keys; all if there are few."""
 
 
 class _Body(FrozenModel):
@@ -164,10 +173,13 @@ class Fit:
         ]
         self._store.put_records(LEDGER, records)
 
-    def write_now(self) -> None:
-        """Write the note with the present rows, of which a sample is read."""
-        expected = self._store.count(self._info.name)
-        self.write(*_drawn_rows(self._store, self._info, self._state, expected))
+    def write_now(self, drawn: DrawnKeys | None = None) -> None:
+        """Write the note with the present rows, of which a sample is read.
+
+        drawn: the sample; by default, all keys are read and some of them drawn.
+        """
+        drawn = drawn or _drawn_keys(self._store, self._info)
+        self.write(drawn.rows, _drawn_rows(self._store, self._info, self._state, drawn))
 
     def is_over(self, collection: str) -> bool:
         """Whether the bank was fitted again since. collection: the one that has the biases now."""
@@ -221,12 +233,14 @@ def fit_of(store: Store, info: CollectionInfo, state: CollectionState, profile: 
     return Fit(store, info, state.model_copy(update={"active": profile}))
 
 
-def note_fits(store: Store, info: CollectionInfo, state: CollectionState) -> None:
-    """Write the notes that the profiles of a field lack."""
+def note_fits(
+    store: Store, info: CollectionInfo, state: CollectionState, drawn: DrawnKeys | None = None
+) -> None:
+    """Write the notes that the profiles of a field lack. drawn: as for `Fit.write_now`."""
     for name in state.profiles:
         fit = fit_of(store, info, state, name)
         if fit.note is None:
-            fit.write_now()
+            fit.write_now(drawn)
 
 
 def forget_fits(
@@ -313,30 +327,39 @@ def _by_partition(sample: Sequence[FittedRow]) -> list[FittedRow]:
     return sorted(sample, key=lambda row: row.partition or "")
 
 
-def _drawn_rows(
-    store: Store, info: CollectionInfo, state: CollectionState, expected: int
-) -> tuple[int, list[FittedRow]]:
-    """Return the number of rows, and a sample of those with a valid vector, which is read."""
+def _drawn_keys(store: Store, info: CollectionInfo) -> DrawnKeys:
+    """Read all keys, and draw some of them."""
     rng = np.random.default_rng(0)
+    expected = store.count(info.name)
     share = SAMPLED_ROWS / max(1, expected)
-    count = 0
+    rows = 0
+    by_partition: dict[str | None, list[Key]] = {}
+    for partition in info.partitions:
+        drawn = by_partition[partition] = []
+        for page in key_pages(store, info.name, partition, rows=expected):
+            rows += len({*page})
+            draws = rng.random(len(page)).tolist()
+            drawn += [key for key, draw in zip(page, draws, strict=True) if draw < share]
+    return DrawnKeys(rows, by_partition)
+
+
+def _drawn_rows(
+    store: Store, info: CollectionInfo, state: CollectionState, drawn: DrawnKeys
+) -> list[FittedRow]:
+    """Return those of the drawn rows that have a valid vector."""
     size = store.chunk_rows(info)
     partitions: list[str | None] = []
     keys: list[Key] = []
     vectors: list[Floats] = []
-    for partition in info.partitions:
-        for page in key_pages(store, info.name, partition, rows=expected):
-            count += len({*page})
-            draws = rng.random(len(page)).tolist()
-            drawn = [key for key, draw in zip(page, draws, strict=True) if draw < share]
-            for start in range(0, len(drawn), size):
-                some = drawn[start : start + size]
-                there, read = _vectors(store, info, state, some, partition)
-                valid = np.flatnonzero(~state.layout.invalid(read))
-                keys += [there[row] for row in valid.tolist()]
-                partitions += [partition] * len(valid)
-                vectors.append(read[valid])
-    return count, fitted_rows(partitions, keys, state.layout.stacked(vectors))
+    for partition, drawn_keys in drawn.by_partition.items():
+        for start in range(0, len(drawn_keys), size):
+            some = drawn_keys[start : start + size]
+            there, read = _vectors(store, info, state, some, partition)
+            valid = np.flatnonzero(~state.layout.invalid(read))
+            keys += [there[row] for row in valid.tolist()]
+            partitions += [partition] * len(valid)
+            vectors.append(read[valid])
+    return fitted_rows(partitions, keys, state.layout.stacked(vectors))
 
 
 def _vectors(

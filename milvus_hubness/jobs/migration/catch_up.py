@@ -20,6 +20,7 @@ from milvus_hubness.correction.codec.base import Flags
 from milvus_hubness.correction.fitted import BIAS_TOLERANCE, Correction
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, load_corrections
+from milvus_hubness.jobs.common.fits import SAMPLED_ROWS
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
 from milvus_hubness.jobs.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
@@ -69,7 +70,7 @@ def pair_of(
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 
-SAMPLED_ROWS = 256
+VERIFIED_ROWS = 256
 """Number of rows whose biases and searches a verification checks."""
 
 DEFECTS_NAMED = 3
@@ -82,7 +83,7 @@ class Sample:
     Every key gets a random number, and those with the smallest numbers are kept.
     """
 
-    def __init__(self, size: int = SAMPLED_ROWS) -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
         self._rng = np.random.default_rng()
         self._drawn: list[tuple[float, str | None, Key]] = []
@@ -97,10 +98,10 @@ class Sample:
         ]
         self._drawn = sorted([*self._drawn, *drawn], key=lambda draw: draw[0])[: self._size]
 
-    def by_partition(self) -> dict[str | None, list[Key]]:
-        """Return the drawn keys of each partition."""
+    def by_partition(self, count: int | None = None) -> dict[str | None, list[Key]]:
+        """Return so many of the drawn keys, all by default, for each partition."""
         keys: dict[str | None, list[Key]] = {}
-        for _, partition, key in self._drawn:
+        for _, partition, key in self._drawn[:count]:
             keys.setdefault(partition, []).append(key)
         return keys
 
@@ -120,7 +121,7 @@ class Pass:
     differing: int
     """Number of rows that differed when read again, and were carried over."""
     sample: Sample
-    """Keys drawn at random from those of all rows."""
+    """Keys drawn at random from those of all rows: for the verification, and for the note of a fit."""
     defects: tuple[str, ...]
     """Some of the differing rows, in words."""
     example: str = ""
@@ -147,7 +148,7 @@ def run_pass(
     rows = 0
     fields = 0
     differing = 0
-    sample = Sample()
+    sample = Sample(SAMPLED_ROWS)
     defects: list[str] = []
     example = ""
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
@@ -257,7 +258,7 @@ searches widely; the plan measures narrow searches.
 
 ROWS_PER_SEARCH = 10
 FEWEST_SEARCHED_ROWS = 10
-"""A tenth of the rows are searched for by their own vectors, at least 10 and at most SAMPLED_ROWS.
+"""A tenth of the rows are searched for by their own vectors, at least 10 and at most VERIFIED_ROWS.
 
 What matters differs with the size. Databases scan a collection of some hundred rows, so a fault there,
 such as vectors in other columns or a partition that is not loaded, hides most rows; a graph over many
@@ -395,7 +396,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
 def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
     """Yield the sampled rows of the copy that the origin still has."""
     page = pair.store.chunk_rows(pair.store.info(pair.origin.collection, counted=False))
-    for partition, keys in sample.by_partition().items():
+    for partition, keys in sample.by_partition(VERIFIED_ROWS).items():
         for start in range(0, len(keys), page):
             current, copied = pair.current(keys[start : start + page], partition)
             existing = set(current.keys)
@@ -443,7 +444,7 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
 
 def searched_rows(rows: int) -> int:
     """Return for how many of a collection's rows a verification searches."""
-    return min(SAMPLED_ROWS, max(FEWEST_SEARCHED_ROWS, ceil(rows / ROWS_PER_SEARCH)))
+    return min(VERIFIED_ROWS, max(FEWEST_SEARCHED_ROWS, ceil(rows / ROWS_PER_SEARCH)))
 
 
 def misses_too_many(searched: int, in_first: int, in_second: int) -> bool:

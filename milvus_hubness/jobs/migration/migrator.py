@@ -15,7 +15,7 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError, WrongPhase
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest
-from milvus_hubness.jobs.common.fits import note_fits
+from milvus_hubness.jobs.common.fits import DrawnKeys, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
@@ -535,7 +535,7 @@ class Migrator:
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
         copy = self._store.info(self.migration.target, counted=False)
-        note_fits(self._store, copy, state)
+        note_fits(self._store, copy, state, DrawnKeys(equal.rows, equal.sample.by_partition()))
         if self.migration.is_refresh:
             carry_samples(self._store, source, copy)
         self._options.events.report("verified", **result)
