@@ -39,9 +39,8 @@ from milvus_hubness.jobs.store.helpers import HelperLists
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
 from milvus_hubness.jobs.store.protocols import (
     BiasKeys,
-    HubGuards,
+    ClientFeatures,
     Renaming,
-    SearchGates,
     SideCollections,
     Store,
 )
@@ -71,10 +70,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "BiasKeys",
     # Optional: biases in a collection of their own.
     "SideCollections",
-    # Optional: clients of the database watch their writes for hubs.
-    "HubGuards",
-    # Optional: clients of the database gate their searches.
-    "SearchGates",
+    # Optional: clients of the database gate searches, or watch their writes for hubs.
+    "ClientFeatures",
     # Banks on any database: a store inherits them.
     "BankGenerations",
     # The helper collections of a collection, listed and verified: a store inherits it.

@@ -42,11 +42,10 @@ from milvus_hubness.jobs.common.priors import (
 )
 from milvus_hubness.jobs.common.recipe import Recipe, checked_gate
 from milvus_hubness.jobs.store.protocols import (
-    HubGuards,
     Schemas,
-    SearchGates,
     Store,
-    capability,
+    expect_feature,
+    has_feature,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.tuning import LEAVE
@@ -185,9 +184,9 @@ def chosen(
     `on_gallery` does.
     """
     if recipe.on_hub not in (None, "off"):
-        capability(store, HubGuards).expect_hub_guard()
+        expect_feature(store, "hub guard")
     if recipe.gate:
-        capability(store, SearchGates).expect_gates()
+        expect_feature(store, "gate")
     recipe.prior_request.expect_source()
     recipe.kind_request.expect_possible(layout, field)
     bank = recipe.required_bank(info.name)
@@ -209,7 +208,7 @@ def chosen(
     is_followed = recipe.estimator is None
     prior = chosen_prior(recipe.prior_request, verdict, is_followed=is_followed)
     default = Choice(default_estimator(by_kind=kinds.rule is not None))
-    choice = choice_of(recipe, verdict, default, prior, are_gated=isinstance(store, SearchGates))
+    choice = choice_of(recipe, verdict, default, prior, are_gated=has_feature(store, "gate"))
     prior = on_gallery(store, info, prior, progress=progress)
     remarks = (
         *_verdict_remarks(verdict, info, judging, is_followed=is_followed),

@@ -15,7 +15,7 @@ from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.refresh.biases import sampled
 from milvus_hubness.jobs.refresh.plan import ready_state
-from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import Store, expect_feature, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 
@@ -68,7 +68,7 @@ def guard_hubs(
     expect_store(store)
     expect_word("on_hub", on_hub, OnHub)
     if on_hub != "off":
-        capability(store, HubGuards).expect_hub_guard()
+        expect_feature(store, "hub guard")
 
     with leasing(store, collection, lambda current: ready_state(current, field)) as (lease, info):
         store = lease.store

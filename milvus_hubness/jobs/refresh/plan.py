@@ -59,7 +59,7 @@ from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.store.generations import holds
-from milvus_hubness.jobs.store.protocols import SearchGates, Store, capability
+from milvus_hubness.jobs.store.protocols import Store, expect_feature, has_feature
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.retrieval import Measure
 
@@ -194,7 +194,7 @@ def plan_refresh(
     """
     recipe = options.recipe
     if recipe.gate:
-        capability(store, SearchGates).expect_gates()
+        expect_feature(store, "gate")
     reasons = ["a refit was requested"] if options.refit == "always" else []
     begun = _begun_profile(state, unfinished)
     if begun and options.refit != "always":
@@ -216,7 +216,7 @@ def plan_refresh(
         stored = _in_place_of_lost(profile, recipe.named_bank, recipe.prior_request)
         reasons.append("the bank in use is gone")
     bank = _with(stored, recipe)
-    are_gated = isinstance(store, SearchGates)
+    are_gated = has_feature(store, "gate")
     on_bank = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     if is_new:
         prior = _measured_prior(store, info, state, options, NO_PRIOR, on_bank)

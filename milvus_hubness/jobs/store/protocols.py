@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.correction.banks.stored import Key, StoredBank
@@ -380,20 +380,18 @@ class SideCollections(Protocol):
         """Create an empty side collection with the keys of `source`."""
 
 
-@runtime_checkable
-class HubGuards(Protocol):
-    """Clients that stop new rows which look like planted hubs."""
-
-    def expect_hub_guard(self) -> None:
-        """Raise UnsupportedOperation if clients of this database do not watch their writes."""
+ClientFeature = Literal["gate", "hub guard"]
+"""What clients may do: correct only the queries whose raw best item the bank knows, and stop new rows
+that look like planted hubs.
+"""
 
 
 @runtime_checkable
-class SearchGates(Protocol):
-    """Clients that correct only the queries whose raw best item the bank knows."""
+class ClientFeatures(Protocol):
+    """Clients that do more than corrected searches and writes."""
 
-    def expect_gates(self) -> None:
-        """Raise UnsupportedOperation if clients of this database do not gate their searches."""
+    def client_features(self) -> frozenset[ClientFeature]:
+        """Return what all clients of this database do."""
 
 
 @runtime_checkable
@@ -443,8 +441,6 @@ _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     SideCollections: "has no side collections",
     QuerySampling: "keeps no query samples: pass the reference queries as a file",
-    SearchGates: "has no clients that gate searches: leave gate out",
-    HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
     BiasKeys: "keeps no biases beside its rows: migrate the collection",
 }
 Capability = TypeVar("Capability")
@@ -458,6 +454,22 @@ def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
     if not isinstance(store, cast(type, kind)):
         raise UnsupportedOperation(f"this database {_MISSING[kind]}")
     return cast(Capability, store)
+
+
+_WITHOUT: dict[ClientFeature, str] = {
+    "gate": "has no clients that gate searches: leave gate out",
+    "hub guard": "has no clients that watch their writes for hubs: leave on_hub off",
+}
+
+
+def has_feature(store: Store, feature: ClientFeature) -> bool:
+    return isinstance(store, ClientFeatures) and feature in store.client_features()
+
+
+def expect_feature(store: Store, feature: ClientFeature) -> None:
+    """Raise UnsupportedOperation if clients of this database lack a feature."""
+    if not has_feature(store, feature):
+        raise UnsupportedOperation(f"this database {_WITHOUT[feature]}")
 
 
 def validate_new_names(store: Store, *names: str | None) -> None:

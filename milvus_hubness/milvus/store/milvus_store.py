@@ -33,6 +33,7 @@ from milvus_hubness.jobs.store.ownership import (
     owner_in,
     samples_name,
 )
+from milvus_hubness.jobs.store.protocols import ClientFeature
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     ColumnNeeds,
@@ -73,11 +74,9 @@ MOST_HITS = 16_384
 class MilvusStore(MilvusBulk, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
-    def expect_hub_guard(self) -> None:
-        """Return: HubnessClient, AsyncHubnessClient and the proxy watch their writes."""
-
-    def expect_gates(self) -> None:
-        """Return: HubnessClient, AsyncHubnessClient and the proxy gate searches."""
+    def client_features(self) -> frozenset[ClientFeature]:
+        """As ClientFeatures.client_features: HubnessClient, AsyncHubnessClient and the proxy do both."""
+        return frozenset({"gate", "hub guard"})
 
     def close(self) -> None:
         self.client.close()
