@@ -207,6 +207,27 @@ def test_a_copy_that_fails_its_verification_keeps_no_write_back(database):
 
 
 @pytest.mark.lite_only
+@pytest.mark.parametrize("at", ["catching-up", "verified", "before-cutover"])
+def test_a_run_that_is_stopped_before_the_switch_keeps_no_write_back(database, at):
+    """Though it was about to move the name, and writes had to reach the copy."""
+    small = Small(database)
+    watched = Watched(small)
+
+    def stop():
+        assert watched.is_required
+        raise KeyboardInterrupt
+
+    watched.replies = {at: stop}
+    with pytest.raises(KeyboardInterrupt):
+        watched.migrate()
+    assert (watched.leads_to(), watched.is_required) == (small.name, False)
+
+    assert watched.migrate().phase == "switched"
+    assert watched.leads_to() == small.target
+    small.store.drop_alias(watched.alias)
+
+
+@pytest.mark.lite_only
 def test_a_cutover_that_is_postponed_during_the_comparison_waits(database):
     """As by the control file: writes need not reach the copy until it goes on."""
     small = Small(database)

@@ -300,18 +300,20 @@ class Migrator:
     def _verify_and_cut_over(self, source: CollectionInfo, alias: str | None, rename: bool) -> None:
         """Verify a copy and let a name move to it at once, with one comparison of all rows for both."""
         pair = self._pair()
+        switch = self._switch(source, alias, rename)
         with self._writes_to_both(pair):
             self._verify(source, pair)
             warm(self._store, self.migration)
+            # The control file may have postponed the cutover meanwhile.
+            is_postponed = self._is_postponed
+            if not is_postponed:
+                self._report("before-cutover", alias=switch.name)
 
-        # The control file may have postponed the cutover meanwhile.
-        if self._is_postponed:
+        if is_postponed:
             self._announce(pair.origin.collection, pair.copy.collection)
             self.cut_over(alias, rename)
             return
 
-        switch = self._switch(source, alias, rename)
-        self._report("before-cutover", alias=switch.name)
         self._write(phase="switching", switch=switch)
         self._move_name()
 
@@ -513,7 +515,7 @@ class Migrator:
         self._wait_for_clients()
         try:
             yield
-        except Exception:
+        except BaseException:
             # Without a cutover, the application's writes need not reach the copy.
             if not self._options.no_writers:
                 self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
