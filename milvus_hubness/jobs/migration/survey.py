@@ -237,7 +237,7 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 
 ESTIMATED_ROWS = 512
-"""Rows whose read and correction are timed for the estimates."""
+"""Rows whose correction is timed for the estimates; reads are timed by a page, as jobs read them."""
 
 GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
 """Index types that hold a graph; no type, too, leaves the choice to the server."""
@@ -301,7 +301,7 @@ def estimates(store: Store, fitting: Fitting) -> Estimates:
     largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
-        store, fitting.source.name, fitting.field, largest_chunk, limit=ESTIMATED_ROWS
+        store, fitting.source.name, fitting.field, largest_chunk, limit=fitting.survey.page_rows
     )
     reading_seconds = time.perf_counter() - began
     return estimated(
@@ -317,18 +317,21 @@ def estimated(
     widths: Mapping[str, int],
     rows: int,
 ) -> Estimates:
-    """Estimate a copy of so many rows from some of them, and the seconds that their read took.
+    """Estimate a copy of so many rows from a page of them, and the seconds that its read took.
 
     correct: computes the biases of these rows. widths: the numbers per vector of the source and of
     the target.
     """
+    corrected = batch.take(range(min(len(batch), ESTIMATED_ROWS)))
     began = time.perf_counter()
-    correct(batch)
+    correct(corrected)
     correcting_seconds = time.perf_counter() - began
 
     sampled_rows = max(1, len(batch))
     # The copy reads and writes each row; the verification reads it on both sides.
-    seconds = (4 * reading_seconds + correcting_seconds) * rows / sampled_rows
+    seconds_a_row = 4 * reading_seconds / sampled_rows
+    seconds_a_row += correcting_seconds / max(1, len(corrected))
+    seconds = seconds_a_row * rows
 
     per_row = 1.0
     if is_multi(batch.vectors):

@@ -38,7 +38,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
 from milvus_hubness.jobs.migration.migrator import opened
 from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clients
 from milvus_hubness.jobs.migration.rights import expect_rights, grant_remarks
-from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
+from milvus_hubness.jobs.migration.survey import estimated
 from milvus_hubness.jobs.refresh.biases import Sample, fit
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
 from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
@@ -196,18 +196,12 @@ class ByCopy(Refreshing):
         return self.result("full", plan.reason, written=self.info.rows, copy=copy)
 
     def _copy_plan(self, correction: Correction) -> CopyPlan:
-        """Return what the copy takes, from some rows."""
+        """Return what the copy takes, from a page of rows."""
         store = self.store
         info = self.info
         field = self.state.field
         codec = self.state.codec
-        began = time.perf_counter()
-        batches = [
-            store.scan(info.name, field, limit=ESTIMATED_ROWS, partition=partition)
-            for partition in info.partitions
-        ]
-        batch = max(batches, key=len)
-        reading_seconds = (time.perf_counter() - began) / len(batches)
+        page, reading_seconds = self._timed_page()
 
         def correct(rows: Batch) -> None:
             vectors = codec.decode_rows(codec.columns(rows.vectors, rows.rows))
@@ -218,7 +212,7 @@ class ByCopy(Refreshing):
             "source": codec.form.width,
             "target": form_of(correction.layout, vector.dtype).width,
         }
-        estimates = estimated(batch, reading_seconds, correct, vector, widths, info.rows)
+        estimates = estimated(page, reading_seconds, correct, vector, widths, info.rows)
         target = target_of(store, info, self.state.profile.epoch + 1)
         return CopyPlan(
             target=target,
@@ -235,6 +229,24 @@ class ByCopy(Refreshing):
             ),
             remarks=tuple(self._remarks(target)),
         )
+
+    def _timed_page(self) -> tuple[Batch, float]:
+        """Return a whole page of rows, or the most that a partition has, and the seconds of its read."""
+        page_rows = self.store.chunk_rows(self.info)
+        most: Batch | None = None
+        seconds = 0.0
+        for partition in self.info.partitions:
+            began = time.perf_counter()
+            page = self.store.scan(
+                self.info.name, self.state.field, limit=page_rows, partition=partition
+            )
+            if most is None or len(page) > len(most):
+                most = page
+                seconds = time.perf_counter() - began
+            if len(page) == page_rows:
+                break
+        assert most is not None, "each collection has a partition"
+        return most, seconds
 
     def _remarks(self, target: str) -> list[str]:
         """Return what the user should know before a copy of this name is made."""
