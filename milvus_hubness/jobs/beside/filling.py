@@ -16,6 +16,9 @@ from milvus_hubness.jobs.common.progress import key_chunks
 KEYS_NAMED = 5
 """Most keys that a message names."""
 
+FILLED_AT_ONCE = 2_000
+"""Most rows that are read and get their entries at a time. A job that is to end does so in between."""
+
 
 @dataclass
 class Filled:
@@ -47,7 +50,9 @@ def fill_generation(
     differ from the formula. Raises NotCaughtUp for rows that change faster than this.
     """
     filled = Filled()
-    for partition, chunk in key_chunks(backend.store, backend.info, doing, progress):
+    for partition, chunk in key_chunks(
+        backend.store, backend.info, doing, progress, most=FILLED_AT_ONCE
+    ):
         admit(0)
         rows = backend.read(chunk, partition)
         biases = correction.centred(rows.vectors, rows.batch)

@@ -383,9 +383,6 @@ def checked_limit(name: str, value: object) -> float | None:
 KEYS_PER_PAGE = 16_384
 """Keys that one request returns: the most that Milvus allows."""
 
-KEYS_PER_CHUNK = 2_000
-"""Most rows of a chunk that is read by its keys. A job that is to end does so between two chunks."""
-
 Pages: TypeAlias = "Callable[[str | None], Iterable[list[Key]]]"
 """Returns pages of the keys of a partition."""
 
@@ -465,12 +462,15 @@ def key_chunks(
     progress: Progress,
     pages: Pages | None = None,
     total: int = -1,
+    most: int | None = None,
 ) -> Iterator[tuple[str | None, list[Key]]]:
     """Yield partitions and chunks of their keys, of a suitable size for one read, and report each
     processed chunk. pages: of the keys of a partition, by default all. total: their expected
-    number, by default that of all rows.
+    number, by default that of all rows. most: keys of a chunk, where a read may have more.
     """
-    size = min(KEYS_PER_CHUNK, store.chunk_rows(info))
+    size = store.chunk_rows(info)
+    if most is not None:
+        size = min(size, most)
     total = info.rows if total < 0 else total
     done = 0
     progress(doing, done, total)
