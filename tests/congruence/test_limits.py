@@ -10,6 +10,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, Recipe, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.errors import HubnessError, PartialWrite
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
 
@@ -127,6 +128,32 @@ def test_a_request_that_a_plain_collection_refuses_too_is_refused_there_as_by_py
     with pytest.raises(TooLarge):
         limited.insert(name, [{"id": i, "vector": [1.0] * DIM, "group": 0} for i in range(201)])
     assert not isinstance(TooLarge(), HubnessError)
+
+
+class Narrow(MilvusClient):
+    """As a server whose answers have no room for more than 70 whole rows."""
+
+    limits = ()
+
+    def query(self, collection_name, *args, **options):
+        if options.get("output_fields") == ["*"]:
+            self.limits = (*self.limits, options["limit"])
+            if options["limit"] > 70:
+                raise TooLarge
+        return super().query(collection_name, *args, **options)
+
+
+def test_rows_too_large_for_a_page_are_read_in_smaller_pages_from_then_on(lite):
+    """A server makes the whole answer before it refuses it."""
+    client, name = lite.client(Narrow), lite.name("large_rows")
+    plain_collection(client, name, ITEM_VECTORS, "IP")
+    store = MilvusStore(client)
+    keys = []
+    while page := store.scan(name, "vector", after=keys[-1] if keys else None, limit=200).keys:
+        keys += page
+    assert keys == list(range(ITEMS))
+    assert store.client.limits[:3] == (200, 100, 50)
+    assert set(store.client.limits[3:]) == {50}
 
 
 def test_hybrid_search_sends_parts_too(lite):

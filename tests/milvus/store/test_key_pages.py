@@ -121,6 +121,10 @@ def test_chunks_are_full_whatever_the_pages_are_and_each_is_reported():
         (name, part) for name in "ab" for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])
     ]
     assert told == [("reading", done, max(20, done)) for done in (0, 4, 8, 11, 15, 19, 22)]
+    few = [
+        part for _, part in key_chunks(store, store.info, "writing", lambda *facts: None, most=3)
+    ]
+    assert few == 2 * [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 
 def test_a_survey_of_any_size_has_about_four_thousand_chunks():
