@@ -87,7 +87,15 @@ def fill_pending(
     slot = backend.state.profile.slot
     doing = "computing missing biases"
     count = 0
-    chunks = key_chunks(backend.store, backend.info, doing, progress, backend.pending, waiting)
+    chunks = key_chunks(
+        backend.store,
+        backend.info,
+        doing,
+        progress,
+        backend.pending,
+        waiting,
+        most=FILLED_AT_ONCE,
+    )
     for partition, chunk in chunks:
         admit(len(chunk))
         count += backend.write(chunk, partition, {slot: correction}, are_new=True)
