@@ -285,8 +285,10 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     line = json.loads(process.stdout.readline())
     url = line["facts"]["url"]
     assert url.startswith("http://127.0.0.1:")
+    until = time.monotonic() + 60
     while "missing biases, 2000 of" not in at_work(url):
         assert process.poll() is None
+        assert time.monotonic() < until, "it never came to the middle"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     told, complained = process.communicate(timeout=30)
