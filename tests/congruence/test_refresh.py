@@ -111,7 +111,6 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
     assert corrected.banked() == len(third) + len(corrected.bank) + len(corrected.other)
 
 
-@pytest.mark.lite_only
 @pytest.mark.parametrize("what", ["collection", "rows"])
 def test_a_bank_that_is_gone_is_replaced_by_another_one(corrected, what):
     store, reference = corrected.store, corrected.state.profile.bank

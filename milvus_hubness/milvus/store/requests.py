@@ -22,7 +22,7 @@ from milvus_hubness.basics.waiting import Standing, WaitPolicy, reported, wait_u
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import unpacked
 from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.errors import LeaseLost, StoreError, WaitedTooLong
+from milvus_hubness.errors import CollectionNotFound, LeaseLost, StoreError, WaitedTooLong
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
 from milvus_hubness.milvus.filters import is_one_of, literal
@@ -551,6 +551,9 @@ class MilvusRequests:
             return
         # Milvus Lite opens with all collections released.
         if not self.is_lite:
+            # A server says of a collection that is gone, too, that it is not loaded.
+            if not self.exists(collection):
+                raise CollectionNotFound(f"no collection or alias {collection!r}")
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
 
         self._load(collection)
