@@ -615,7 +615,8 @@ def test_sampled_queries_are_those_of_the_copy_too(live):
         client.search(live.alias, data=[query], limit=3)
     client.close()
     sampled = sampled_bank(live.store, live.alias)
-    assert len(sampled) == 30
+    # Each takes a random place, so that two may share one.
+    assert 25 <= len(sampled) <= 30
     refresh(live.store, live.alias, QueryBank(live.other))
     again = sampled_bank(live.store, live.alias)
     assert {row.tobytes() for row in again.vectors} == {row.tobytes() for row in sampled.vectors}
