@@ -26,6 +26,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.state import PROPERTY
 from milvus_hubness.jobs.common.progress import Events
+from milvus_hubness.jobs.migration import migrator
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -224,6 +225,26 @@ def test_a_run_that_is_stopped_before_the_switch_keeps_no_write_back(database, a
 
     assert watched.migrate().phase == "switched"
     assert watched.leads_to() == small.target
+    small.store.drop_alias(watched.alias)
+
+
+@pytest.mark.lite_only
+def test_a_run_that_is_stopped_while_clients_are_waited_for_keeps_no_write_back(
+    database, monkeypatch
+):
+    small = Small(database)
+    watched = Watched(small)
+
+    def wait(*facts):
+        if watched.is_required:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(migrator, "wait_seconds", wait)
+        with pytest.raises(KeyboardInterrupt):
+            watched.migrate()
+    assert (watched.leads_to(), watched.is_required) == (small.name, False)
+    clean(small.store, small.name, drop=small.target)
     small.store.drop_alias(watched.alias)
 
 

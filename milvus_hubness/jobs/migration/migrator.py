@@ -511,9 +511,9 @@ class Migrator:
         """
         origin = pair.origin.collection
         copy = pair.copy.collection
-        self._announce(origin, copy, required=True)
-        self._wait_for_clients()
         try:
+            self._announce(origin, copy, required=True)
+            self._wait_for_clients()
             yield
         except BaseException:
             # Without a cutover, the application's writes need not reach the copy.
