@@ -343,7 +343,9 @@ def measure_ratchet(
     before = evidence.limit
     best = (task.query @ fitted.T).max(1)
     writer: deque[float] = deque(maxlen=REMEMBERED)
-    gallery, tried, planted_rows = fitted, [], []
+    gallery = fitted
+    tried = []
+    planted_rows = []
     for _ in range(ROUNDS):
         rows = just_under(correction, task.query, fitted, rng)
         reaches = correction.reaches(rows)

@@ -335,11 +335,12 @@ def _drawn_keys(store: Store, info: CollectionInfo) -> DrawnKeys:
     rows = 0
     by_partition: dict[str | None, list[Key]] = {}
     for partition in info.partitions:
-        drawn = by_partition[partition] = []
+        drawn: list[Key] = []
         for page in key_pages(store, info.name, partition, rows=expected):
             rows += len({*page})
             draws = rng.random(len(page)).tolist()
             drawn += [key for key, draw in zip(page, draws, strict=True) if draw < share]
+        by_partition[partition] = drawn
     return DrawnKeys(rows, by_partition)
 
 

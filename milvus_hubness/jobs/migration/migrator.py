@@ -298,7 +298,10 @@ class Migrator:
         return self.migration
 
     def _verify_and_cut_over(self, source: CollectionInfo, alias: str | None, rename: bool) -> None:
-        """Verify a copy and let a name move to it at once, with one comparison of all rows for both."""
+        """Verify a copy and let a name move to it at once, with one comparison of all rows for both.
+
+        Without `_writes_to_both`, a second one would have to look for writes that miss the copy.
+        """
         pair = self._pair()
         switch = self._switch(source, alias, rename)
         with self._writes_to_both(pair):
@@ -506,8 +509,8 @@ class Migrator:
 
     @contextmanager
     def _writes_to_both(self, pair: Pair) -> Iterator[None]:
-        """Have writes fail if they do not reach both collections, within this context and after it;
-        no more if it fails.
+        """Have writes fail if they do not reach both collections, from the start of this block on; not
+        any more if it fails or is stopped.
         """
         origin = pair.origin.collection
         copy = pair.copy.collection
@@ -571,6 +574,7 @@ class Migrator:
 
     @property
     def _is_postponed(self) -> bool:
+        """Whether the cutover waits for its release."""
         release = self._options.release
         return release is not None and not release.is_set()
 
