@@ -79,6 +79,11 @@ def refresh(bank: int, *options: str) -> Command:
     )
 
 
+def serve(bank: int) -> Command:
+    """The service, which looks at its collection once, and refreshes it to this bank."""
+    return lambda scene: ("serve", "--once", "--config", str(scene.configuration(bank)))
+
+
 def refresh_pending(scene: Scene) -> Sequence[str]:
     return ("refresh", scene.name, *TTL)
 
@@ -162,6 +167,8 @@ KINDS: dict[str, Kind] = {
         refresh_pending,
         (refresh_pending, refresh(1)),
     ),
+    "serve": Kind("serve", "copy", migrated, serve(1), (serve(1), serve(2), refresh(1), rollback)),
+    "serve-beside": Kind("serve", "beside", enabled, serve(1), (serve(1), serve(2), refresh(1))),
     "enable-beside": Kind("enable", "beside", nothing, enable, (enable, disable)),
     "disable-beside": Kind("disable", "beside", enabled, disable, (disable, enable, refresh(1))),
     "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
@@ -181,7 +188,7 @@ def claims(scene: Scene, job: Job) -> dict[str, Any]:
     words = [word for word in job.argv[:2] if not word.startswith("-")]
     if words[0] == "disable":
         return {"corrected": False}
-    if words[0] in ("enable", "refresh") and "_hubness" not in words[1]:
+    if words[0] == "serve" or (words[0] in ("enable", "refresh") and "_hubness" not in words[1]):
         return {"corrected": True}
     if "rollback" in words:
         return {"switched": False}

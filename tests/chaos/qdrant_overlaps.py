@@ -29,6 +29,7 @@ from tests.chaos.kinds import (
     restart,
     rollback,
     run,
+    serve,
 )
 from tests.chaos.qdrant import DISTANCES, AsMilvus
 from tests.chaos.scene import ALPHA, PENDING, ROWS, K, Row, Scene
@@ -208,6 +209,12 @@ QDRANT_KINDS: dict[str, Kind] = {
     ),
     "pending": QdrantKind(
         "refresh beside", "beside", pending, refresh_pending, (refresh_pending, refresh(1))
+    ),
+    "serve": QdrantKind(
+        "serve", "copy", migrated, serve(1), (serve(1), serve(2), refresh(1), rollback)
+    ),
+    "serve-beside": QdrantKind(
+        "serve", "beside", enabled, serve(1), (serve(1), serve(2), refresh(1))
     ),
     "enable-beside": QdrantKind("enable", "beside", nothing, enable, (enable, disable)),
     "disable-beside": QdrantKind(

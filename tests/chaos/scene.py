@@ -136,6 +136,22 @@ class Scene:
         else:
             self.name = self.source
 
+    def configuration(self, bank: int) -> Path:
+        """The file of a service that keeps this collection on one of the banks."""
+        path = self.folder / f"{self.stem}-{bank}.toml"
+        path.write_text(
+            f"""
+[[collection]]
+name = "{self.name}"
+bank = "{self.banks[bank]}"
+method = "nnn"
+params = {{k = {K}, alpha = {ALPHA}}}
+override = true
+client_ttl = {CLIENT_TTL}
+"""
+        )
+        return path
+
     # -- jobs ---------------------------------------------------------------------------------------------
 
     def relay(self, process: str) -> Relay:
@@ -148,9 +164,9 @@ class Scene:
         uri = relay.uri if relay else self.uri
         job = Job(
             process,
-            [*argv, "--json", "--uri", f"{self.prefix}{uri}"],
+            [*argv, "--json"],
             self.folder,
-            Settings(**settings),
+            Settings(f"{self.prefix}{uri}", **settings),
         )
         self.jobs.append(job)
         return job

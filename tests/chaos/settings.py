@@ -24,9 +24,11 @@ POLLING = 0.05
 
 @dataclass(frozen=True)
 class Settings:
-    """lease_seconds: after which a lease expires that nobody renews. skew: seconds that the wall clock of the
-    process is ahead. host: of a machine that it pretends to run on. rows: that a job takes at once."""
+    """uri: of the database. lease_seconds: after which a lease expires that nobody renews. skew: seconds that the
+    wall clock of the process is ahead. host: of a machine that it pretends to run on. rows: that a job takes at
+    once."""
 
+    uri: str
     lease_seconds: float = 2.0
     skew: float = 0.0
     host: str = ""
@@ -43,6 +45,7 @@ class Settings:
             elsewhere = Owner.here().model_copy(update={"host": self.host, "boot_id": self.host})
             Owner.here = classmethod(lambda cls: elsewhere)
         hasten()
+        os.environ["MILVUS_HUBNESS_URI"] = self.uri
         os.environ["MILVUS_HUBNESS_LEASE_SECONDS"] = str(self.lease_seconds)
         for store in (MilvusStore, QdrantStore):
             store.chunk_rows = lambda store, source: self.rows

@@ -8,6 +8,7 @@ from tests.chaos.overlaps import Trial, run_trial
 TAKEOVERS = {
     "refresh": "request of Upsert 3 _src_hubness_r2",
     "refresh-beside": "request of Upsert 3 _src__bias_b",
+    "serve": "request of Upsert 3 _src_hubness_r2",
     "enable-beside": "request of Upsert 3 _src__bias_a",
     "disable-beside": "request of AlterCollection 1 _src",
     "migrate": "request of Upsert 3 _src_hubness",
