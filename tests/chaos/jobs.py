@@ -86,6 +86,7 @@ class Job:
         error = self.result.get("error", {})
         return (
             str(error.get("message", "") if isinstance(error, dict) else error)
+            or str(self.result.get("message", ""))
             or self._read("err")[-600:]
         )
 
@@ -95,7 +96,12 @@ class Job:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it did nothing because another job holds the lease, or has taken it."""
+        """Whether it did nothing because another job holds the lease, or has taken it.
+
+        The service does not fail then.
+        """
+        if self.result.get("result") == "busy":
+            return True
         return self.code == 1 and bool(REFUSAL.search(self.message))
 
     def _read(self, ending: str) -> str:
