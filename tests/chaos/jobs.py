@@ -86,7 +86,7 @@ class Job:
         error = self.result.get("error", {})
         return (
             str(error.get("message", "") if isinstance(error, dict) else error)
-            or str(self.result.get("message", ""))
+            or str(self._outcome.get("message", ""))
             or self._read("err")[-600:]
         )
 
@@ -100,9 +100,14 @@ class Job:
 
         The service does not fail then.
         """
-        if self.result.get("result") == "busy":
+        if self._outcome.get("result") == "busy":
             return True
         return self.code == 1 and bool(REFUSAL.search(self.message))
+
+    @property
+    def _outcome(self) -> dict[str, Any]:
+        """What the service said of its collection; nothing of another command."""
+        return dict(self.result.get("facts", {}))
 
     def _read(self, ending: str) -> str:
         path = Path(f"{self._out}.{ending}")
