@@ -24,9 +24,9 @@ import base64
 import math
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -48,7 +48,7 @@ def packed(vectors: Any, width: int) -> Floats | None:
     if not all(type(row) is list and len(row) == width for row in vectors):
         return None
 
-    pack = struct.Struct(f"{width}f").pack
+    pack = _packing(width)
     try:
         content = b"".join([pack(*row) for row in vectors])
     except (struct.error, OverflowError):
@@ -105,16 +105,40 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
     return rows
 
 
+def one_vector(vectors: Any, width: int) -> Floats | None:
+    """Return the only vector of a list or a matrix, float32 (width,).
+
+    It is an array of float32 or a list of Python numbers. Returns None for anything else, which
+    `matrix` looks at closely.
+    """
+    if type(vectors) not in (list, np.ndarray) or len(vectors) != 1:
+        return None
+
+    vector = vectors[0]
+    if type(vector) is np.ndarray:
+        fits = vector.dtype == np.float32 and vector.shape == (width,)
+        return cast(Floats, vector) if fits else None
+    if type(vector) is not list or len(vector) != width:
+        return None
+    try:
+        return np.frombuffer(_packing(width)(*vector), np.float32)
+    except (struct.error, OverflowError):
+        return None
+
+
+@lru_cache(maxsize=16)
+def _packing(width: int) -> Callable[..., bytes]:
+    """Return what packs so many numbers as float32."""
+    return struct.Struct(f"{width}f").pack
+
+
 def _quick_matrix(vectors: Any, width: int) -> Floats | None:
-    """Return one query as an array, the most frequent search, or lists of numbers as a matrix.
+    """Return one query, the most frequent search, or lists of numbers as a matrix.
 
     Returns None for anything else, which `matrix` looks at closely.
     """
-    if type(vectors) is list and len(vectors) == 1 and type(vectors[0]) is np.ndarray:
-        [query] = vectors
-        if query.dtype == np.float32 and query.shape == (width,):
-            return cast(Floats, query[None])
-    return packed(vectors, width)
+    one = one_vector(vectors, width)
+    return packed(vectors, width) if one is None else one[None]
 
 
 def _is_complex(vectors: Any) -> bool:

@@ -28,6 +28,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.senders import Sender
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.errors import StateError
 
@@ -283,12 +284,20 @@ class RowCodec(ABC):
         return list(self.query_packer(strength, slot=slot, kinds=kinds)(queries))
 
     def query_packer(
-        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
+        self,
+        strength: float = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
+        packed: bool = False,
     ) -> Callable[[npt.ArrayLike], Iterable[Any]]:
-        """Return what packs queries as `pack_queries` does with these arguments, perhaps as an array."""
+        """Return what packs queries as `pack_queries` does with these arguments, perhaps as an array.
+
+        packed: whether float32 numbers may be bytes too.
+        """
         encode = self.query_encoder(strength, slot=slot, kinds=kinds)
         if self.dtype == "float32" and not self.layout.multi_vectors:
-            return encode
+            return encode.packed if packed and isinstance(encode, Sender) else encode
         form = self.form
         return lambda queries: form.encode_queries(encode(queries))
 

@@ -574,7 +574,7 @@ class Layout:
             after=after,
             is_cosine=self.metric == "COSINE",
             require_finite=self.require_finite,
-            seen=self.seen,
+            seen=self.seen if self.mean else None,
             by_kind=self._by_kind(kinds),
         )
 

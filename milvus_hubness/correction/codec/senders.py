@@ -8,8 +8,9 @@ checked and computed once, and what follows has few steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from milvus_hubness.correction.codec.arrays import (
     KindColumns,
     lengths_of,
     matrix,
+    one_vector,
 )
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 
@@ -59,8 +61,8 @@ class Sender:
     """Whether queries are sent at length 1."""
     require_finite: Callable[[Floats, str], Any]
     """Raises NonFiniteVectors, which names the queries."""
-    seen: Callable[[Floats], Floats]
-    """Returns queries relative to the mean of the layout."""
+    seen: Callable[[Floats], Floats] | None
+    """Returns queries relative to the mean of the layout; None for a layout without one."""
     by_kind: ByKind | None
     """None for a search that compares with no means and a layout without offsets."""
 
@@ -75,18 +77,40 @@ class Sender:
             self._set_unit(vectors, rows)
         else:
             self.require_finite(rows, "query")
-            vectors[...] = self.seen(rows)
+            vectors[...] = rows if self.seen is None else self.seen(rows)
 
         if self.by_kind is not None:
             self.by_kind.set(sent, vectors)
         return sent
 
+    def packed(self, queries: npt.ArrayLike) -> Iterable[Any]:
+        """Return augmented queries as a request has them: the bytes of one, or else an array.
+
+        Raises as `Layout.encode_queries` does.
+        """
+        is_plain = self.by_kind is None and (self.is_cosine or self.seen is None)
+        query = one_vector(queries, self.dim) if is_plain else None
+        if query is None:
+            return self(queries)
+
+        # The same numbers as of several queries, by the fewest functions of NumPy: most of the time
+        # goes into the first call of each.
+        wide = query.astype(np.float64)
+        length = math.sqrt(wide.dot(wide))
+        if not math.isfinite(length):
+            self.require_finite(query[None], "query")
+        if self.is_cosine and not is_unit(length):
+            query = (wide / length).astype(np.float32)
+        return [query.tobytes() + self._bytes_after]
+
+    @cached_property
+    def _bytes_after(self) -> bytes:
+        """The columns after the vector of one query."""
+        return self.after.tobytes()
+
     def _set_unit(self, vectors: Floats, rows: Floats) -> None:
         """Set vectors (m, d), in place, to the rows at length 1; zero rows stay zero."""
-        lengths = [
-            1.0 if length == 0 or abs(length - 1) <= UNIT_TOLERANCE else length
-            for length in lengths_of(rows).tolist()
-        ]
+        lengths = [1.0 if is_unit(length) else length for length in lengths_of(rows).tolist()]
         if not math.isfinite(sum(lengths)):
             self.require_finite(rows, "query")
 
@@ -95,6 +119,11 @@ class Sender:
             vectors[...] = rows
         else:
             np.divide(rows, np.array(lengths)[:, None], out=vectors, casting="same_kind")
+
+
+def is_unit(length: float) -> bool:
+    """Whether a vector of this length is sent as it is; one of zeros has no direction."""
+    return length == 0 or abs(length - 1) <= UNIT_TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,8 @@ class Reading:
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
         """Convert the rows of hits to the user's form, in place."""
+        if not any(map(_have_fields, results)):
+            return results
         if results and not any(getattr(hits, "has_materialized", True) for hits in results):
             rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
             if self._columns_out(results[0].lazy_field_data, rows, fields):
@@ -332,7 +334,7 @@ class Rewrite:
         """
         if self.is_gated(question) or self.bounds_differ(question):
             return None
-        return self._asking(question)
+        return self._asking(question, packed=True)
 
     def bounds_differ(self, question: Question) -> bool:
         """Whether the bounds of a range search differ for every query, so that each needs a request.
@@ -343,18 +345,20 @@ class Rewrite:
             question.search_params
         )
 
-    def _asking(self, question: Question) -> Asking:
+    def _asking(self, question: Question, *, packed: bool = False) -> Asking:
+        """packed: whether the queries of requests may be bytes."""
         strength = self.strength(question)
         slot = self.profile(question).slot
         kinds = self.kinds(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
         params = self.search_params(question)
-        pack = self.codec.query_packer(strength, slot=slot, kinds=kinds)
+        pack = self.codec.query_packer(strength, slot=slot, kinds=kinds, packed=packed)
         has_scores = self.scores_are_products(question)
         is_answer = has_scores and self.reading.need_no_conversion(fields)
+        is_rounded = self.state.dtype != "float32"
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
-            queries = rounded_vectors(data, self.state)
+            queries = rounded_vectors(data, self.state) if is_rounded else data
 
             def answer(results: Any) -> Any:
                 if not has_scores:
@@ -471,6 +475,13 @@ class Rewrite:
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
         """Return the user's vectors (n, d) of hits that have them."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
+
+
+def _have_fields(hits: Any) -> bool:
+    """Whether the hits of a query have more than their keys and scores."""
+    return bool(hits) and bool(
+        getattr(hits, "lazy_field_data", None) or list.__getitem__(hits, 0)["entity"]
+    )
 
 
 def _unchanged(results: Any) -> Any:

@@ -40,7 +40,12 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.side_memory import SideBiases
-from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
+from milvus_hubness.milvus.client.state_cache import (
+    PERHAPS_OUTDATED,
+    CachedState,
+    PreparedSearch,
+    StateCache,
+)
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import exceeds_limit
@@ -49,6 +54,11 @@ KEYS_PER_REQUEST = 8_000
 """Keys in the filter of one request to a side collection."""
 MAX_PREPARED = 256
 """Prepared searches of a collection state; further ones are built for each call."""
+TEXTS = frozenset([str])
+VECTORS = frozenset([list, np.ndarray])
+"""Types of names and of vectors; those of other types are looked at closely."""
+UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
+"""Arguments with which no search is prepared."""
 Kind = tuple[Any, ...]
 """What stays the same when only the data, the filter, the timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
@@ -108,10 +118,36 @@ class Searches:
         timeout = options.get("timeout")
         data: Any = question.data
         kind = kind_of(question, options) if ids is None else None
-        call = partial(self._search_on, collection, question, filter, options, ids, kind)
+        used = self._states.remembered(collection)
+        prepared = None if used is None or kind is None else used.prepared.get(kind)
+        failed: tuple[CachedState, Exception] | None = None
         try:
-            results, _ = yield from self._states.used(collection, timeout, call)
-            return results
+            # Most searches end in this block: each further operation within this one would be missing
+            # from the processor's caches, and take as long as it does.
+            if used is not None and prepared is not None:
+                try:
+                    search_request = prepared.ask(data)
+                    request = _request(
+                        used.real_name, prepared.field, filter, search_request, options
+                    )
+                    results = yield request
+                    if search_request.biases_of or search_request.works:
+                        answer = yield from self._completed(used, search_request, request, results)
+                    else:
+                        answer = search_request.answer(results)
+                except PERHAPS_OUTDATED as error:
+                    failed = used, error
+                else:
+                    if not self._states.is_outlived(used):
+                        if self._listener is not None:
+                            field = prepared.state.field
+                            self._listener.searched(used, partial(AnsweredSearch, field, data))
+                        return answer
+
+            whole = replace(question, filter=filter, ids=ids)
+            call = partial(self._search, collection, whole, options, kind)
+            answer, _ = yield from self._states.used(collection, timeout, call, failed=failed)
+            return answer
         except REFUSALS as error:
             if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
                 raise
@@ -131,38 +167,17 @@ class Searches:
 
         return joined
 
-    def _search_on(
-        self,
-        collection: str,
-        question: Question,
-        filter: str,
-        options: Mapping[str, Any],
-        ids: Any,
-        kind: Kind | None,
-        cached: CachedState,
-    ) -> Operation[Any]:
-        """Search by this collection state, by one request if such a search was prepared."""
-        name = cached.real_name or collection
-        prepared = cached.prepared.get(kind) if kind is not None else None
-        if prepared is None:
-            whole = replace(question, filter=filter, ids=ids)
-            return (yield from self._search(collection, cached, whole, options, kind))
-
-        search_request = prepared.ask(question.data)
-        request = _request(name, prepared.field, filter, search_request, options)
-        answer = yield from self._answered(cached, search_request, request)
-        self.notify(cached, partial(AnsweredSearch, prepared.state.field, question.data))
-        return answer
-
     def _search(
         self,
         collection: str,
-        cached: CachedState,
         question: Question,
         options: Mapping[str, Any],
         kind: Kind | None,
+        cached: CachedState,
     ) -> Operation[Any]:
-        """Search in as many steps as needed; prepare this kind if one request answers it."""
+        """Search by this state in as many steps as needed; prepare this kind if one request answers
+        it.
+        """
         expect_candidates(question.rerank, question.candidates)
         expect_whole_hits(question.output_fields, cached.states, options)
         state = cached.state_of(options.get("anns_field"))
@@ -200,7 +215,8 @@ class Searches:
             request = _request(
                 name, field_arguments(state), question.filter, search_request, further
             )
-            answer = yield from self._answered(cached, search_request, request)
+            found = yield request
+            answer = yield from self._completed(cached, search_request, request, found)
             results = answer if results is None else _joined(results, answer)
 
         if kind is not None and len(parts) == 1:
@@ -258,11 +274,10 @@ class Searches:
         )
         return whole, further
 
-    def _answered(
-        self, cached: CachedState, search_request: SearchRequest, request: Ask
+    def _completed(
+        self, cached: CachedState, search_request: SearchRequest, request: Ask, results: Any
     ) -> Operation[Any]:
-        """Send a request, and convert its results, with biases from a side collection if needed."""
-        results = yield request
+        """Convert the results of a request, with biases from a side collection if needed."""
         arguments = [results]
         if of := search_request.biases_of:
             keys = dict.fromkeys(chain.from_iterable(hits.ids for hits in results))
@@ -473,9 +488,8 @@ class Searches:
             if request.expr_params:
                 further["filter_params"] = request.expr_params
             # By the state of the whole: parts from two copies would be merged by unlike scores.
-            answer = yield from self._search_on(
-                collection, question, request.expr or "", further, None, None, cached
-            )
+            whole = replace(question, filter=request.expr or "")
+            answer = yield from self._search(collection, whole, further, None, cached)
             answers.append(answer)
 
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
@@ -550,7 +564,9 @@ def _request(
     further = {**options, **search_request.options, **field}
     if search_request.offset:
         further["offset"] = search_request.offset
-    queries = [query if type(query) is bytes else query.tobytes() for query in search_request.data]
+    queries = search_request.data
+    if not (type(queries) is list and len(queries) == 1 and type(queries[0]) is bytes):
+        queries = [query if type(query) is bytes else query.tobytes() for query in queries]
     args = (
         collection,
         queries,
@@ -567,26 +583,22 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     limit = question.limit
     names = question.output_fields
     strength = question.strength
+    kinds = question.kinds
     are_names = names is None or (
-        isinstance(names, list) and all(type(name) is str and name for name in names)
+        type(names) is list and all(names) and TEXTS.issuperset(map(type, names))
     )
     is_usual = (
         type(limit) is int
-        and _are_dense(question.data)
         and are_names
         and (strength is None or type(strength) in (float, int))
-        and (question.kinds is None or type(question.kinds) in (float, int))
+        and (kinds is None or type(kinds) in (float, int))
         and question.rerank is None
         and question.candidates is None
-        and "offset" not in options
-        and "round_decimal" not in options
+        and UNUSUAL.isdisjoint(options)
+        and _are_dense(question.data)
     )
     if not is_usual:
         return None
-
-    for name in CHECKED_EACH_TIME:
-        if options.get(name) is not None:
-            return None
 
     return (
         options.get("anns_field"),
@@ -594,7 +606,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         None if names is None else tuple(names),
         repr(question.search_params) if question.search_params else "",
         strength,
-        question.kinds,
+        kinds,
         question.profile,
         bool(question.with_raw_score),
     )
@@ -607,9 +619,4 @@ def _are_dense(data: Any) -> bool:
     if not isinstance(data, list):
         return False
 
-    for vector in data:
-        kind = type(vector)
-        if kind is not list and kind is not np.ndarray:
-            return False
-
-    return True
+    return VECTORS.issuperset(map(type, data))

@@ -354,6 +354,8 @@ class StateCache:
         timeout: float | None,
         call: Callable[[CachedState], Operation[T]],
         again: Callable[[CachedState], Operation[T]] | None = None,
+        *,
+        failed: tuple[CachedState, Exception] | None = None,
     ) -> Operation[tuple[T, CachedState]]:
         """Run `call` on the cached state, and again if it fails and the collection has changed.
 
@@ -364,21 +366,24 @@ class StateCache:
         have been answered before: it must be one that can be repeated.
 
         again: repeats a write. It is run if the name leads to another collection at the end, and
-        the write went to the former one alone.
+        the write went to the former one alone. failed: the state and the error of a first attempt.
         """
-        used = self.remembered(collection)
-        if used is None:
-            used = yield from self.cached_state(collection, timeout)
-        try:
-            result = yield from call(used)
-        except PERHAPS_OUTDATED as error:
-            result, used = yield from self._repeated(collection, timeout, call, used, error)
+        if failed is None:
+            used = self.remembered(collection)
+            if used is None:
+                used = yield from self.cached_state(collection, timeout)
+            try:
+                result = yield from call(used)
+            except PERHAPS_OUTDATED as error:
+                failed = used, error
+        if failed is not None:
+            result, used = yield from self._repeated(collection, timeout, call, *failed)
 
+        assert used is not None, "an attempt has its state"
         if not used.real_name:
             return result, used
-        if again is None:
-            is_outlived = time.monotonic() > used.expires_at + self.policy.cut_over_seconds
-        else:
+        is_outlived = self.is_outlived(used)
+        if again is not None:
             is_outlived = self.remembered(collection) is not used
         if not is_outlived:
             return result, used
@@ -398,6 +403,10 @@ class StateCache:
             return (yield from repeated(now)), now
         except PERHAPS_OUTDATED as error:
             return (yield from self._repeated(collection, timeout, repeated, now, error))
+
+    def is_outlived(self, used: CachedState) -> bool:
+        """Whether the copy that this state names may serve no clients any more."""
+        return time.monotonic() > used.expires_at + self.policy.cut_over_seconds
 
     def written(
         self,
