@@ -11,9 +11,9 @@ import numpy as np
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import read_entries
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -82,11 +82,11 @@ def _assert_biases(
     corrected: Corrected,
     biases: Biases,
 ) -> None:
-    bias_location, slot = BiasBackend(store, info, state), state.profile.slot
+    stored, slot = StoredBiases(store, info, state), state.profile.slot
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:
-        biased_rows = bias_location.read(all_keys(store, info.name, partition), partition)
+        biased_rows = stored.read(all_keys(store, info.name, partition), partition)
         waiting = [
             key
             for key, waits in zip(

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.sampling import start_sampling
@@ -72,7 +72,7 @@ class Refit:
         assert state.profile.epoch == 2
         former = store.info(self.corrected.name).state
         assert state.profile.bank.fingerprint != former.profile.bank.fingerprint
-        rows = BiasBackend(store, info, state).read(all_keys(store, self.name), None)
+        rows = StoredBiases(store, info, state).read(all_keys(store, self.name), None)
         assert len(rows.batch) == len(self.corrected.wanted) == 420
         wanted = load_correction(store, state, state.profile).centred(rows.vectors)
         np.testing.assert_allclose(rows.biases[:, state.profile.slot], wanted, atol=1e-4)

@@ -17,7 +17,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.state import OtherGeneration
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common import bias_backends
+from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
 from tests.support.databases import OnMilvus, write_state
@@ -100,14 +100,14 @@ def test_refreshes_alternate_between_two_slots(beside):
 
 def test_searches_read_the_old_generation_until_the_new_one_is_whole(beside, monkeypatch):
     seen = []
-    repair = bias_backends.BiasBackend.repair
+    repair = Entries.repair
 
-    def searched(backend, *args):
-        repair(backend, *args)
+    def searched(entries, *args):
+        repair(entries, *args)
         beside.assert_found(beside.old)
-        seen.append(backend.state.filling.epoch)
+        seen.append(entries.state.filling.epoch)
 
-    monkeypatch.setattr(bias_backends.BiasBackend, "repair", searched)
+    monkeypatch.setattr(Entries, "repair", searched)
     beside.refreshed()
     assert seen
     assert set(seen) == {2}
@@ -132,8 +132,7 @@ def test_a_row_that_changes_while_a_generation_is_filled_gets_the_bias_of_its_ve
                 beside.database.put(beside.name, [row])
                 beside.items[3] = vector
 
-    backend = bias_backends.BiasBackend
-    read, put = backend.read, backend.put
+    read, put = Entries.read, Entries.put
 
     def around_put(self, *args):
         if moment == "before the write":
@@ -148,8 +147,8 @@ def test_a_row_that_changes_while_a_generation_is_filled_gets_the_bias_of_its_ve
             change()
         return read(self, *args)
 
-    monkeypatch.setattr(backend, "put", around_put)
-    monkeypatch.setattr(backend, "read", before_read)
+    monkeypatch.setattr(Entries, "put", around_put)
+    monkeypatch.setattr(Entries, "read", before_read)
     beside.refreshed()
     assert changed == [3]
     beside.assert_found(beside.new)
@@ -189,13 +188,13 @@ def test_a_late_write_for_an_abandoned_generation_is_never_read(beside):
 
 
 def test_an_unfinished_refresh_is_carried_on(beside, monkeypatch):
-    put = bias_backends.BiasBackend.put
+    put = Entries.put
 
-    def killed(backend, *args):
-        put(backend, *args)
+    def killed(entries, *args):
+        put(entries, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bias_backends.BiasBackend, "put", killed)
+    monkeypatch.setattr(Entries, "put", killed)
     with pytest.raises(KeyboardInterrupt):
         beside.refreshed()
     monkeypatch.undo()
@@ -271,14 +270,14 @@ def test_a_job_that_was_killed_before_its_repair_leaves_no_bias_of_another_vecto
     first, second = vectors(beside.rng, 1, DIM)[0], 3 * beside.queries[0]
     beside.database.put(beside.name, [{"id": key, "vector": first, "group": 1}])
     beside.items, beside.keys = np.vstack([beside.items, first]), [*beside.keys, key]
-    put = bias_backends.BiasBackend.put
+    put = Entries.put
 
-    def killed(backend, *args):
+    def killed(entries, *args):
         beside.write(ITEMS, second)
-        put(backend, *args)
+        put(entries, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bias_backends.BiasBackend, "put", killed)
+    monkeypatch.setattr(Entries, "put", killed)
     with pytest.raises(KeyboardInterrupt):
         refresh(beside.store, beside.name, client_ttl=0.0)
     monkeypatch.undo()
@@ -334,8 +333,8 @@ def test_a_rollback_that_was_killed_is_carried_on_by_either_job(beside, monkeypa
     ):
         wanted = beside.old if beside.state.profile.slot else beside.new
         with monkeypatch.context() as patch:
-            patch.setattr(bias_backends.BiasBackend, "put", killed)
-            patch.setattr(bias_backends.BiasBackend, "wait_visible", killed)
+            patch.setattr(Entries, "put", killed)
+            patch.setattr(Entries, "wait_visible", killed)
             with pytest.raises(KeyboardInterrupt):
                 take_back(beside)
         assert beside.state.other.use == "returning"

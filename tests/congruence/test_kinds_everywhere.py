@@ -20,7 +20,7 @@ from milvus_hubness import (
     refresh,
     rollback,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from tests.support.aliases import aliased
 from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
@@ -430,9 +430,9 @@ def test_each_row_holds_one_kind(migrated):
     """Rows of an unknown kind hold that they have none, so that they are average items."""
     mixture, _ = migrated
     info = mixture.store.info(mixture.name)
-    backend = BiasBackend(mixture.store, info, info.state)
+    stored = StoredBiases(mixture.store, info, info.state)
     keys = all_keys(mixture.store, mixture.name)
-    rows = backend.read(keys, info.partitions[0])
+    rows = stored.read(keys, info.partitions[0])
     kinds = dict(zip(rows.batch.keys, info.state.codec.read_kinds(rows.columns), strict=True))
     numbers = dict(zip(mixture.keys, mixture.kind_numbers(), strict=True))
     assert kinds == {key: numbers[key] for key in kinds}

@@ -19,7 +19,7 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.migration import catch_up
 from milvus_hubness.jobs.migration.catch_up import verify
 from tests.support.galleries import vectors
@@ -137,11 +137,11 @@ def test_inserts_without_an_end_do_not_end_enable(lite, monkeypatch):
     name, _, bank = products(lite)
     store, client, numbers = lite.store(), lite.hubness_client(), count()
     plan = plan_enable(store, name, bank)
-    wait_visible = BiasBackend.wait_visible
+    wait_visible = Entries.wait_visible
 
     def visible_and_more(backend):
         wait_visible(backend)
         client.insert(name, new_rows([f"AA-{next(numbers):04d}"], seed=next(numbers)))
 
-    monkeypatch.setattr(BiasBackend, "wait_visible", visible_and_more)
+    monkeypatch.setattr(Entries, "wait_visible", visible_and_more)
     assert enable(store, plan).rows > ITEMS

@@ -23,7 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.prior import SMOOTHING, Prior
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, vectors
@@ -76,9 +76,9 @@ class Shop:
     def stored(self, keys=None):
         """The numbers that searches of these rows subtract, by key."""
         info = self.store.info(self.name)
-        backend = BiasBackend(self.store, info, info.state)
+        stored = StoredBiases(self.store, info, info.state)
         keys = all_keys(self.store, self.name) if keys is None else keys
-        rows = backend.read(keys, info.partitions[0])
+        rows = stored.read(keys, info.partitions[0])
         return dict(zip(rows.batch.keys, rows.biases[:, info.state.profile.slot], strict=True))
 
     @property

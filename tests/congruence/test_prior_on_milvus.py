@@ -17,7 +17,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from tests.support.galleries import nnn, plain_collection, vectors
 from tests.support.recipes import as_recipe
 
@@ -35,7 +35,7 @@ def world():
 
 def stored(store, name):
     info = store.info(name)
-    rows = BiasBackend(store, info, info.state).read(list(range(ITEMS)), None)
+    rows = StoredBiases(store, info, info.state).read(list(range(ITEMS)), None)
     return rows.biases[:, info.state.profile.slot]
 
 

@@ -24,7 +24,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import OtherGeneration
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from tests.support.aliases import aliased
 from tests.support.born import born
 from tests.support.databases import write_state
@@ -101,7 +101,7 @@ class Refreshed:
         """By key, those of the rows that searches read."""
         info = self.store.info(self.name)
         keys = all_keys(self.store, self.name)
-        rows = BiasBackend(self.store, info, info.state).read(keys, None)
+        rows = StoredBiases(self.store, info, info.state).read(keys, None)
         return dict(zip(keys, rows.biases[:, info.state.profile.slot].tolist(), strict=True))
 
     def refreshed_biases(self, rows, bank=None):

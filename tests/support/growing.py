@@ -15,9 +15,9 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.fits import Fit
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
@@ -153,7 +153,7 @@ class Growing:
         """All rows hold the bias of the bank in use."""
         info = self.store.info(name or self.name)
         keys = [self.database.key(number) for number in self.rows]
-        rows = BiasBackend(self.store, info, info.state).read(keys, None)
+        rows = StoredBiases(self.store, info, info.state).read(keys, None)
         assert len(rows.batch) == len(keys) == info.rows
         correction = load_correction(self.store, info.state, info.state.profile)
         stored = rows.biases[:, info.state.profile.slot]

@@ -4,7 +4,7 @@
 def incomplete(state, rows):
     """Return (n,) whether a row has no bias, lacks locality hints, or is stored with another kind than it has.
 
-    rows: as `BiasBackend.read` returns them.
+    rows: as `StoredBiases.read` returns them.
     """
     codec = state.codec
     lacks = rows.unbiased.copy()

@@ -10,7 +10,7 @@ import numpy as np
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.common.progress import key_chunks
 
 KEYS_NAMED = 5
@@ -33,7 +33,7 @@ class Filled:
 
 
 def fill_generation(
-    backend: BiasBackend,
+    entries: Entries,
     slot: int,
     correction: Correction,
     doing: str,
@@ -51,10 +51,10 @@ def fill_generation(
     """
     filled = Filled()
     for partition, chunk in key_chunks(
-        backend.store, backend.info, doing, progress, most=FILLED_AT_ONCE
+        entries.store, entries.info, doing, progress, most=FILLED_AT_ONCE
     ):
         admit(0)
-        rows = backend.read(chunk, partition)
+        rows = entries.read(chunk, partition)
         biases = correction.centred(rows.vectors, rows.batch)
         allowed = correction.allowed_differences(rows.vectors, biases, rows=rows.batch)
         # A row without an entry of this generation has NaN.
@@ -67,13 +67,13 @@ def fill_generation(
         filled.wrong = (*filled.wrong, *wrong)[:KEYS_NAMED]
         if wrong:
             admit(len(wrong))
-            filled.written += backend.write(wrong, partition, {slot: correction})
+            filled.written += entries.write(wrong, partition, {slot: correction})
 
     return filled
 
 
 def fill_pending(
-    backend: BiasBackend,
+    entries: Entries,
     correction: Correction,
     waiting: int,
     progress: Progress,
@@ -84,19 +84,19 @@ def fill_pending(
     waiting: their expected number. Returns their number. Raises NotCaughtUp for rows that change
     faster than this.
     """
-    slot = backend.state.profile.slot
+    slot = entries.state.profile.slot
     doing = "computing missing biases"
     count = 0
     chunks = key_chunks(
-        backend.store,
-        backend.info,
+        entries.store,
+        entries.info,
         doing,
         progress,
-        backend.pending,
+        entries.pending,
         waiting,
         most=FILLED_AT_ONCE,
     )
     for partition, chunk in chunks:
         admit(len(chunk))
-        count += backend.write(chunk, partition, {slot: correction}, are_new=True)
+        count += entries.write(chunk, partition, {slot: correction}, are_new=True)
     return count

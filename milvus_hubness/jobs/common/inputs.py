@@ -38,9 +38,9 @@ from milvus_hubness.errors import (
     UnreadableFile,
     name_some,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
@@ -198,7 +198,7 @@ def read_gallery(
     hidden = {name for other in info.states.values() for name in other.codec.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else vector.plain_layout
-    backend = BiasBackend(store, info, state) if state else None
+    stored = StoredBiases(store, info, state) if state else None
 
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
@@ -210,8 +210,8 @@ def read_gallery(
     def vectors_by_chunk() -> Iterator[Floats]:
         nonlocal read
         for partition, chunk in key_chunks(store, info, "reading the gallery", progress):
-            if backend and state:
-                biased_rows = backend.read(chunk, partition)
+            if stored and state:
+                biased_rows = stored.read(chunk, partition)
                 batch = biased_rows.batch
                 plain = biased_rows.vectors
             else:
@@ -223,7 +223,7 @@ def read_gallery(
             keys.extend(batch.keys[i] for i in valid)
             for row in batch.take(valid).rows:
                 fields.append({name: value for name, value in row.items() if name not in hidden})
-            if backend and state:
+            if stored and state:
                 biases.append(biased_rows.biases[valid, state.profile.slot])
             yield plain[valid]
 

@@ -22,6 +22,7 @@ from milvus_hubness.errors import (
     VerificationFailed,
     name_some,
 )
+from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.beside.filling import fill_generation
 from milvus_hubness.jobs.beside.generations import (
     create_sides,
@@ -29,7 +30,6 @@ from milvus_hubness.jobs.beside.generations import (
     flush_generation,
     noted_unchecked,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest
 from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
@@ -146,11 +146,11 @@ def _enable_reranking(
             # Who has not heard of the keys would show them among the user's own.
             wait_seconds(f"all clients to hide the biases of {name!r}", client_ttl)
 
-        backend = BiasBackend(store, plan.source, state)
+        entries = Entries(store, plan.source, state)
         slot = state.profile.slot
-        fill_generation(backend, slot, plan.correction, "writing biases", progress)
+        fill_generation(entries, slot, plan.correction, "writing biases", progress)
         flush_generation(store, state, slot)
-        backend.wait_visible()
+        entries.wait_visible()
 
         # Registered before the write, which may reach the database although it fails.
         undo.callback(store.write_property, name, state.property_name, None)
@@ -159,7 +159,7 @@ def _enable_reranking(
 
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-            rows = _fill_all(backend, plan.correction, "verifying", progress)
+            rows = _fill_all(entries, plan.correction, "verifying", progress)
 
     return {
         "rows": rows,
@@ -194,23 +194,23 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
     )
 
 
-def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> int:
+def _fill_all(entries: Entries, correction: Correction, doing: str, progress: Progress) -> int:
     """Write biases until all are correct, as clients may write before they read the state; return
     the row count.
     """
     wrong: tuple[Key, ...] = ()
-    slot = backend.state.profile.slot
+    slot = entries.state.profile.slot
     for _ in range(MOST_PASSES):
-        filled = fill_generation(backend, slot, correction, doing, progress, keep_new=True)
+        filled = fill_generation(entries, slot, correction, doing, progress, keep_new=True)
         wrong = filled.wrong
         if not wrong:
             return filled.rows
 
-        backend.wait_visible()
+        entries.wait_visible()
         doing = "verifying"
 
     raise VerificationFailed(
-        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they "
+        f"rows {name_some(wrong)} of {entries.info.name!r} lack correct biases, because they "
         "change faster than enable writes biases: enable it again when clients write less"
     )
 

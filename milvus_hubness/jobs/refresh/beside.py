@@ -15,6 +15,7 @@ from milvus_hubness.correction.codec.beside import SLOTS
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, OtherGeneration, Profile
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pending
 from milvus_hubness.jobs.beside.generations import (
     flush_generation,
@@ -23,7 +24,6 @@ from milvus_hubness.jobs.beside.generations import (
     noted_unchecked,
     wait_unread,
 )
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest, load_correction
 from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.inputs import read_gallery
@@ -133,11 +133,11 @@ class Beside(Refreshing):
         awaited = f"all clients to read the new state of {self.info.name!r}"
         wait_seconds(awaited, self.options.client_ttl, self.options.throttle.stopped)
         with self.lease.explained():
-            backend = BiasBackend(self.store, self.info, self.state)
+            entries = Entries(self.store, self.info, self.state)
             correction = load_correction(self.store, self.state, filling, self.options.engine)
-            filled = self._filled(backend, filling.slot, correction, "writing biases")
+            filled = self._filled(entries, filling.slot, correction, "writing biases")
             flush_generation(self.store, self.state, filling.slot)
-            backend.wait_visible()
+            entries.wait_visible()
 
             fresh = filling.model_copy(update={"refreshed_at": now()})
             former = OtherGeneration(use="former", profile=self.state.profile)
@@ -156,7 +156,7 @@ class Beside(Refreshing):
 
     def _fill(self, bank: StoredBank) -> int:
         """Write the biases of the bank in use to rows without one; return how many were."""
-        backend = BiasBackend(self.store, self.info, self.state)
+        entries = Entries(self.store, self.info, self.state)
         field = self.state.field
         was_killed = is_unchecked(self.store, self.info, field)
         count = 0
@@ -167,19 +167,17 @@ class Beside(Refreshing):
                     self.store, self.state, profile, self.options.engine, {profile.bank: bank}
                 )
                 progress = self.options.progress
-                count = fill_pending(backend, correction, self.waiting, progress, self._admit)
+                count = fill_pending(entries, correction, self.waiting, progress, self._admit)
                 if was_killed:
-                    filled = self._filled(backend, profile.slot, correction, "checking biases")
+                    filled = self._filled(entries, profile.slot, correction, "checking biases")
                     count += filled.written
 
-        backend.wait_visible()
+        entries.wait_visible()
         return count
 
-    def _filled(
-        self, backend: BiasBackend, slot: int, correction: Correction, doing: str
-    ) -> Filled:
+    def _filled(self, entries: Entries, slot: int, correction: Correction, doing: str) -> Filled:
         """Write the entries of a slot that are not right yet. doing: what the progress says."""
-        return fill_generation(backend, slot, correction, doing, self.options.progress, self._admit)
+        return fill_generation(entries, slot, correction, doing, self.options.progress, self._admit)
 
     def _admit(self, rows: int) -> None:
         self.options.throttle.check()

@@ -27,12 +27,12 @@ from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import EmptyBank
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.among_all import values_among_all
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, choice_in_use
 from milvus_hubness.jobs.store.protocols import Store
@@ -443,7 +443,7 @@ def sampled(
     rng = np.random.default_rng(0)
     most = MOST_JUDGED_ROWS if judgements else MOST_ROWS
     share = most / max(1, info.rows)
-    backend = BiasBackend(store, info, state)
+    stored = StoredBiases(store, info, state)
     named = judgements.possible_keys if judgements else set()
     read = {prior.field} if prior is not None else set()
     if state.kinds is not None:
@@ -468,7 +468,7 @@ def sampled(
     for partition, chunk in key_chunks(
         store, info, "reading a sample", progress, chosen, min(info.rows, most)
     ):
-        rows = backend.read(chunk, partition)
+        rows = stored.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
         usable = rows.batch.take(np.flatnonzero(valid).tolist())
         keys += usable.keys
@@ -536,13 +536,13 @@ def _others(
     store: Store, info: CollectionInfo, state: CollectionState, sample: Sample, progress: Progress
 ) -> Iterator[tuple[Floats, KindNumbers | None]]:
     """Yield the rows that are not in the sample, with their kinds."""
-    backend = BiasBackend(store, info, state)
+    stored = StoredBiases(store, info, state)
     sampled_keys = set(zip(sample.partitions, sample.keys, strict=True))
     for partition, chunk in key_chunks(store, info, "measuring among all rows", progress):
         keys = [key for key in chunk if (partition, key) not in sampled_keys]
         if not keys:
             continue
-        rows = backend.read(keys, partition)
+        rows = stored.read(keys, partition)
         valid = ~state.layout.invalid(rows.vectors)
         numbers = None
         if state.kinds is not None:
@@ -565,14 +565,14 @@ def fit(
     layout: that of the rows to write. kinds: the means to compare with.
     """
     bank = plan.bank
-    backend = BiasBackend(store, info, state)
+    stored = StoredBiases(store, info, state)
     gallery = None
     numbers: list[KindNumbers] = []
 
     def vectors_by_chunk() -> Iterator[Floats]:
         doing = "reading the gallery"
         for partition, chunk in key_chunks(store, info, doing, options.progress):
-            rows = backend.read(chunk, partition)
+            rows = stored.read(chunk, partition)
             if state.kinds is not None:
                 numbers.append(state.kinds.numbers_of(rows.vectors, rows.batch))
             yield rows.vectors

@@ -1,4 +1,4 @@
-"""A refresh: biases in the vectors by a copy, those beside them row by row."""
+"""A refresh: biases in the vectors by a copy, those beside them by a new generation of entries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import SAMPLES
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.migration.corrected import half_switched, refreshes_of, unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
@@ -166,7 +166,7 @@ def _refreshed(
     with ThreadPoolExecutor(4, "reading") as executor:
         row_count = executor.submit(store.count, info.name)
         refreshes = executor.submit(refreshes_of, store, info.name)
-        pending_count = executor.submit(BiasBackend(store, info, whole).count_pending)
+        pending_count = executor.submit(StoredBiases(store, info, whole).count_pending)
 
         left = half_switched(refreshes.result(), info.name)
         if left is not None and not is_planned:

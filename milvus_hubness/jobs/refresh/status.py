@@ -9,10 +9,10 @@ from typing import Any
 
 from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.basics.notebooks import ShownAsTable
-from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.lease import DROPPED, holder_of
 from milvus_hubness.jobs.common.priors import prior_facts
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
 from milvus_hubness.jobs.refresh.refit import unfitted_share
 from milvus_hubness.jobs.store.helpers import left_helpers
@@ -131,7 +131,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
 
     profile = state.profile
     codec = state.codec
-    backend = BiasBackend(store, info, state)
+    stored = StoredBiases(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     share, new_bank_due = unfitted_share(store, info, state)
     return Status(
@@ -155,7 +155,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         side_collection=codec.sides[profile.slot] if codec.sides else None,
         candidates=codec.candidates or None,
         missed=state.miss_rate,
-        pending=backend.count_pending(),
+        pending=stored.count_pending(),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),
