@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy.typing as npt
+from pymilvus import AnnSearchRequest
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
@@ -226,6 +227,21 @@ class Question:
     def page(self) -> slice:
         """The ranks of the hits to return."""
         return slice(self.offset, self.offset + self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridQuestion:
+    """A hybrid search as the user requested it."""
+
+    requests: Sequence[AnnSearchRequest]
+    ranker: Any
+    """That of pymilvus, which merges the answers."""
+    limit: int
+    output_fields: list[str] | None = None
+    strength: float | None = None
+    """As in `Question`, of all requests on corrected fields, like the two below."""
+    kinds: float | None = None
+    profile: str | None = None
 
 
 class AnsweredSearch(NamedTuple):

@@ -18,6 +18,7 @@ from milvus_hubness.milvus.client.messages import (
     OF_SEARCHES,
     Bias,
     Deletion,
+    HybridQuestion,
     Question,
     Write,
     expect_arguments,
@@ -439,10 +440,10 @@ class Methods(CollectionMethods):
         """
         self._expect_arguments(kwargs, OF_SEARCHES)
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
-        operation = self._operations.searches.hybrid_search(
-            collection_name, reqs, ranker, limit, output_fields, options, strength, profile, kinds
+        question = HybridQuestion(reqs, ranker, limit, output_fields, strength, kinds, profile)
+        return self._run(
+            self._operations.searches.hybrid_search(collection_name, question, options)
         )
-        return self._run(operation)
 
     @property
     def hubness_samples(self) -> Sampled:

@@ -28,6 +28,7 @@ from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
     AnsweredSearch,
+    HybridQuestion,
     Question,
     SearchRequest,
     checked_decimals,
@@ -343,31 +344,24 @@ class Searches:
         return [by_key[key] for key in keys]
 
     def hybrid_search(
-        self,
-        collection: str,
-        requests: Sequence[AnnSearchRequest],
-        ranker: Any,
-        limit: int,
-        output_fields: list[str] | None,
-        options: Mapping[str, Any],
-        strength: float | None,
-        profile: str | None,
-        kinds: float | None,
+        self, collection: str, question: HybridQuestion, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
-        Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it
-        cannot merge answers.
+        options: of MilvusClient.hybrid_search, by name. Raises InvalidInput if no corrected field has
+        the profile, and UnsupportedOperation if it cannot merge answers.
         """
-        arguments = (ranker, limit, output_fields, options, strength, profile, kinds)
+        timeout = options.get("timeout")
+        requests = question.requests
+        call = partial(self._hybrid_search_on, collection, question, options)
         try:
-            return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
+            return (yield from self._states.retrying(collection, timeout, call))
         except REFUSALS as error:
             can_be_divided = all(can_be_halved(request.data) for request in requests)
             if not can_be_divided or not exceeds_limit(error):
                 raise
 
-            cached = yield from self._states.cached_state(collection, options.get("timeout"))
+            cached = yield from self._states.cached_state(collection, timeout)
             if all(cached.state_of(request.anns_field) is None for request in requests):
                 raise
 
@@ -378,50 +372,22 @@ class Searches:
             [_asking(request, data) for data in in_two(request.data)] for request in requests
         ]
         for part in zip(*divided, strict=True):
-            answer = yield from self.hybrid_search(collection, part, *arguments)
+            whole = replace(question, requests=part)
+            answer = yield from self.hybrid_search(collection, whole, options)
             results = answer if results is None else _joined(results, answer)
         return results
-
-    def _hybrid_search_at_once(
-        self,
-        collection: str,
-        requests: Sequence[AnnSearchRequest],
-        ranker: Any,
-        limit: int,
-        output_fields: list[str] | None,
-        options: Mapping[str, Any],
-        strength: float | None,
-        profile: str | None,
-        kinds: float | None,
-    ) -> Operation[Any]:
-        call = partial(
-            self._hybrid_search_on,
-            collection,
-            requests,
-            ranker,
-            limit,
-            output_fields,
-            options,
-            self.strength if strength is None else strength,
-            profile,
-            self.kinds if kinds is None else kinds,
-        )
-        return self._states.retrying(collection, options.get("timeout"), call)
 
     def _hybrid_search_on(
         self,
         collection: str,
-        requests: Sequence[AnnSearchRequest],
-        ranker: Any,
-        limit: int,
-        output_fields: list[str] | None,
+        hybrid: HybridQuestion,
         options: Mapping[str, Any],
-        strength: float | None,
-        profile: str | None,
-        kinds: float | None,
         cached: CachedState,
     ) -> Operation[Any]:
         """Search by this collection state, by one request if the server can merge the answers."""
+        requests = hybrid.requests
+        output_fields = hybrid.output_fields
+        profile = hybrid.profile
         expect_whole_hits(output_fields, cached.states, options)
         states = [cached.state_of(request.anns_field) for request in requests]
         ranking.require_profile(profile, [state for state in states if state])
@@ -433,18 +399,18 @@ class Searches:
                 request.limit,
                 search_params=request.param,
                 output_fields=output_fields,
-                strength=strength,
-                kinds=kinds,
+                strength=self.strength if hybrid.strength is None else hybrid.strength,
+                kinds=self.kinds if hybrid.kinds is None else hybrid.kinds,
                 profile=profile if state and profile in state.profiles else None,
             )
             rewrite = rewrite_of(state, cached.reading) if state else None
             parts.append((request, question, rewrite))
 
-        merging = ranking.Ranker.of(ranker)
+        merging = ranking.Ranker.of(hybrid.ranker)
         corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
         if ranking.must_merge(merging, corrected):
             offset = int(options.get("offset") or 0)
-            page = slice(offset, offset + limit)
+            page = slice(offset, offset + hybrid.limit)
             return (yield from self._merged(collection, cached, parts, merging, page, options))
 
         sent = [
@@ -453,7 +419,7 @@ class Searches:
         ]
         fields = cached.reading.fields(output_fields)
         name = cached.real_name or collection
-        args = (name, sent, ranker, limit, fields.requested)
+        args = (name, sent, hybrid.ranker, hybrid.limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
         for request, question, _ in parts:
             self.notify(cached, partial(AnsweredSearch, request.anns_field, question.data))
