@@ -28,6 +28,7 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.limits import NO_LIMITS, RECENT_SECONDS, Limits, RecentLimits
+from qdrant_hubness.store.points import Scroll
 from qdrant_hubness.store.rows import Uncopied
 from qdrant_hubness.store.sizes import in_parts, json_bytes
 from tests.qdrant.strict import StrictServer
@@ -272,9 +273,7 @@ def test_points_of_both_kinds_of_ids_are_read_in_one_go():
     plain.upsert("c", [models.PointStruct(id=key, vector={}) for key in ids])
     store = QdrantStore(plain)
     for size in range(1, 9):
-        pages = store._pages(
-            "c", None, NO_LIMITS, page=size, with_payload=False, with_vectors=False
-        )
+        pages = store._pages("c", None, NO_LIMITS, Scroll(page=size))
         assert [record.id for page in pages for record in page] == ids
 
 

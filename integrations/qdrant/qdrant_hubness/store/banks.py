@@ -10,7 +10,7 @@ from qdrant_client import models
 from milvus_hubness.extending import BankGenerations, BankReference, Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
-from qdrant_hubness.store.points import SURE
+from qdrant_hubness.store.points import SURE, Scroll
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.rows import UNNAMED
 
@@ -46,15 +46,13 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         form = self.form(reference.collection, UNNAMED)
         batches: list[Batch] = []
         count = 0
-        for page in self._pages(
-            reference.collection,
-            None,
-            form.limits,
+        scroll = Scroll(
             page=self._rows_per_request(form),
             where=rows_of(reference.generation, parts),
             with_payload=True,
             with_vectors=True,
-        ):
+        )
+        for page in self._pages(reference.collection, None, form.limits, scroll):
             count += len(page)
             self.expect_bounded(reference, count)
             batches.append(form.batch(page))
@@ -75,15 +73,12 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
         form = self.form(collection, UNNAMED)
         first = models.FieldCondition(key="number", match=models.MatchValue(value=0))
-        for page in self._pages(
-            collection,
-            None,
-            form.limits,
+        scroll = Scroll(
             page=self._rows_per_request(form),
             where=models.Filter(must=[first]),
             with_payload=["generation", "added_at"],
-            with_vectors=False,
-        ):
+        )
+        for page in self._pages(collection, None, form.limits, scroll):
             yield from (point.payload for point in page)
 
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:

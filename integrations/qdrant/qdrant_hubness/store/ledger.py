@@ -11,7 +11,7 @@ from qdrant_client import models
 from milvus_hubness import CollectionExists, CollectionNotFound
 from milvus_hubness.extending import HelperLists, Record
 from qdrant_hubness.store.limits import Limits
-from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
+from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints, Scroll
 from qdrant_hubness.store.properties import point_id
 
 LEDGER_PROPERTY = "hubness_ledger"
@@ -60,15 +60,8 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
         def read(limits: Limits) -> list[Record]:
             # The id of a record is the UUID that its key gives.
-            points = self._records(
-                ledger,
-                UUIDS,
-                limits,
-                page=_RECORDS_PER_REQUEST,
-                where=_of(*groups),
-                with_payload=True,
-            )
-            return [_record(point) for point in points]
+            scroll = Scroll(page=_RECORDS_PER_REQUEST, where=_of(*groups), with_payload=True)
+            return [_record(point) for point in self._records(ledger, UUIDS, limits, scroll)]
 
         try:
             records = self._within_limits(ledger, read)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID
@@ -65,6 +66,27 @@ ROW_BYTES = 512
 FEWEST_ROWS = 16
 MOST_ROWS = 1_000
 """Fewest and most points in one request."""
+
+
+@dataclass(frozen=True)
+class Scroll:
+    """Which points of a partition are read, in the order of their ids, and what of them."""
+
+    after: Key | None = None
+    """The id before the first."""
+    upto: Key | None = None
+    """The last id."""
+    most: int = UNLIMITED
+    """The number of points."""
+    page: int = KEYS_PER_PAGE
+    """The number of points that are read at once, if strict mode allows so many."""
+    where: models.Filter | None = None
+    with_payload: Any = False
+    """Whether, or which part of it."""
+    with_vectors: bool = False
+
+
+ALL_IDS = Scroll()
 
 SPLIT = {
     "upsert": "points",
@@ -238,9 +260,8 @@ class QdrantPoints:
         if limits.allows_exact:
             return int(self.ask("count", collection, count_filter=where, exact=True).count)
 
-        pages = (
-            self._records(collection, partition, limits, where=where) for partition in PARTITIONS
-        )
+        scroll = Scroll(where=where)
+        pages = (self._records(collection, partition, limits, scroll) for partition in PARTITIONS)
         return sum(1 for page in pages for _ in page)
 
     def scan_keys(
@@ -257,16 +278,11 @@ class QdrantPoints:
         if pending:
             where = self._pending(collection, pending, self._described(collection))
 
+        scroll = Scroll(after=after, most=limit, where=where)
+
         def read(limits: Limits) -> list[Key]:
-            records = self._records(
-                collection,
-                self._named(partition, after),
-                limits,
-                after=after,
-                most=limit,
-                where=where,
-            )
-            return [record.id for record in records]
+            named = self._named(partition, after)
+            return [record.id for record in self._records(collection, named, limits, scroll)]
 
         return self._within_limits(collection, read)
 
@@ -291,10 +307,7 @@ class QdrantPoints:
     ) -> Batch:
         """As Store.scan."""
         form = self.form(collection, field)
-        pages = self._pages(
-            collection,
-            self._named(partition, after),
-            form.limits,
+        scroll = Scroll(
             after=after,
             upto=upto,
             most=UNLIMITED if limit is None else limit,
@@ -302,6 +315,7 @@ class QdrantPoints:
             with_payload=True,
             with_vectors=True,
         )
+        pages = self._pages(collection, self._named(partition, after), form.limits, scroll)
         # Page by page, as points take far more memory and work of the garbage collector than rows.
         return Batch.joined([form.batch(page) for page in pages] or [form.batch([])])
 
@@ -479,57 +493,21 @@ class QdrantPoints:
         return form.batch(in_order(records, keys))
 
     def _records(
-        self,
-        collection: str,
-        partition: str,
-        limits: Limits,
-        *,
-        after: Key | None = None,
-        upto: Key | None = None,
-        most: int = UNLIMITED,
-        page: int = KEYS_PER_PAGE,
-        where: models.Filter | None = None,
-        with_payload: Any = False,
-        with_vectors: bool = False,
+        self, collection: str, partition: str, limits: Limits, scroll: Scroll = ALL_IDS
     ) -> Iterator[Any]:
         """Yield the first points as `_pages` does, one by one."""
-        pages = self._pages(
-            collection,
-            partition,
-            limits,
-            after=after,
-            upto=upto,
-            most=most,
-            page=page,
-            where=where,
-            with_payload=with_payload,
-            with_vectors=with_vectors,
-        )
-        return chain.from_iterable(pages)
+        return chain.from_iterable(self._pages(collection, partition, limits, scroll))
 
     def _pages(
-        self,
-        collection: str,
-        partition: str | None,
-        limits: Limits,
-        *,
-        after: Key | None = None,
-        upto: Key | None = None,
-        most: int = UNLIMITED,
-        page: int,
-        where: models.Filter | None = None,
-        with_payload: Any,
-        with_vectors: bool,
+        self, collection: str, partition: str | None, limits: Limits, scroll: Scroll
     ) -> Iterator[list[Any]]:
-        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order.
-        partition: None for both. page: the number of points that are read at once, if strict mode
-        allows so many.
-        """
-        content = {"with_payload": with_payload, "with_vectors": with_vectors}
-        left = most
+        """Yield the points of a partition that a scroll reads. partition: None for both."""
+        upto = scroll.upto
+        after = scroll.after
+        left = scroll.most
         while left > 0:
-            size = min(left, page, limits.rows_per_read)
-            records = self._page(collection, partition, after, size, where, **content)
+            size = min(left, scroll.page, limits.rows_per_read)
+            records = self._page(collection, partition, after, size, scroll)
             if upto is not None and records and records[-1].id > upto:
                 yield [record for record in records if record.id <= upto]
                 return
@@ -547,10 +525,7 @@ class QdrantPoints:
         partition: str | None,
         after: Key | None,
         limit: int,
-        where: models.Filter | None = None,
-        *,
-        with_payload: Any = False,
-        with_vectors: bool = False,
+        scroll: Scroll,
     ) -> list[Any]:
         """Return the first points of a partition after `after`; of both, if it is None."""
         first: Key | None = FIRST_UUID if partition == UUIDS else 0
@@ -565,11 +540,11 @@ class QdrantPoints:
         records, _ = self.ask(
             "scroll",
             collection,
-            scroll_filter=where,
+            scroll_filter=scroll.where,
             limit=limit,
             offset=first,
-            with_payload=with_payload,
-            with_vectors=with_vectors,
+            with_payload=scroll.with_payload,
+            with_vectors=scroll.with_vectors,
             **self._reads,
         )
         if partition is None or (records and partition_of(records[-1].id) == partition):

@@ -38,7 +38,14 @@ from qdrant_hubness.store import schema, strict_mode
 from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.optimiser import Optimiser
-from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
+from qdrant_hubness.store.points import (
+    PARTITIONS,
+    REQUEST_BYTES,
+    SURE,
+    Scroll,
+    create_alias,
+    drop_alias,
+)
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import connect, has_formulas, translated, turn
 from qdrant_hubness.store.rows import Uncopied, queries_of
@@ -172,10 +179,10 @@ class QdrantStore(QdrantBanks):
             lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
             return self._count(collection, limits, models.Filter(must_not=[lacking]))
 
-        with_payload = models.PayloadSelectorInclude(include=[key])
+        scroll = Scroll(with_payload=models.PayloadSelectorInclude(include=[key]))
         count = 0
         for partition in PARTITIONS:
-            for record in self._records(collection, partition, limits, with_payload=with_payload):
+            for record in self._records(collection, partition, limits, scroll):
                 count += not _is_empty((record.payload or {}).get(key))
         return count
 
@@ -216,16 +223,10 @@ class QdrantStore(QdrantBanks):
         """
         described: Any = source.schema["described"]
         limits = Limits.of(described)
+        scroll = Scroll(most=SIZED_POINTS, with_payload=True, with_vectors=True)
         sample: list[Any] = []
         for partition in PARTITIONS:
-            sample += self._records(
-                source.name,
-                partition,
-                limits,
-                most=SIZED_POINTS,
-                with_payload=True,
-                with_vectors=True,
-            )
+            sample += self._records(source.name, partition, limits, scroll)
 
         mean_bytes = sum(map(json_bytes, sample)) // max(1, len(sample))
         rows = CHUNK_BYTES // max(1, mean_bytes)
