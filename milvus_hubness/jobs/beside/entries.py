@@ -1,6 +1,6 @@
-"""Entries beside the vectors: written, and repaired where clients write meanwhile.
+"""Writes entries beside the vectors, and repairs those whose rows clients change meanwhile.
 
-A job writes them, and no row of a user.
+The rows themselves stay as the clients wrote them.
 """
 
 from __future__ import annotations

@@ -299,20 +299,17 @@ class Methods(CollectionMethods):
             candidates=candidates,
             with_raw_score=with_raw_score,
         )
+        given = {
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "ranker": ranker,
+            "function_chains": function_chains,
+            "search_aggregation": search_aggregation,
+            "highlighter": highlighter,
+        }
         # What is not set is left out: fewer arguments take less time on their way.
-        options = {"timeout": timeout, **kwargs}
-        if partition_names is not None:
-            options["partition_names"] = partition_names
-        if anns_field is not None:
-            options["anns_field"] = anns_field
-        if ranker is not None:
-            options["ranker"] = ranker
-        if function_chains is not None:
-            options["function_chains"] = function_chains
-        if search_aggregation is not None:
-            options["search_aggregation"] = search_aggregation
-        if highlighter is not None:
-            options["highlighter"] = highlighter
+        given = {name: value for name, value in given.items() if value is not None}
+        options = {"timeout": timeout, **given, **kwargs}
         operation = self._operations.searches.search(
             collection_name, question, filter, options, ids=ids
         )

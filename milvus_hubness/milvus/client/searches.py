@@ -123,8 +123,8 @@ class Searches:
         prepared = None if used is None or kind is None else used.prepared.get(kind)
         failed: tuple[CachedState, Exception] | None = None
         try:
-            # Most searches end in this block: each further operation within this one would be missing
-            # from the processor's caches, and take as long as it does.
+            # Most searches end in this block. It calls little, as code that the wait for the server has
+            # pushed out of the processor's caches takes several times as long.
             if used is not None and prepared is not None:
                 try:
                     search_request = prepared.ask(data)
