@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -173,6 +175,10 @@ class BankReference(FrozenModel):
         return self.collection, self.generation
 
 
+GENERATION_BYTES = 6
+"""Bytes of the number of a generation beside the vectors: JSON of every language holds it exactly."""
+
+
 class Profile(FrozenModel):
     """A bias profile: one set of biases of a field, which searches name or get by default."""
 
@@ -205,6 +211,24 @@ class Profile(FrozenModel):
     """
     evidence: Evidence | None = None
     """Quantiles of the gallery's biases, for the hub guard; None before they are measured."""
+
+    @cached_property
+    def generation(self) -> int:
+        """The number of the entries beside the vectors with these biases, above 0.
+
+        As the name of a bank's generation, it is a digest: of what the biases are computed from, and of
+        the refresh. So a client that writes late for a refresh that was given up, or for a correction
+        that was taken off, does not have the number of what came after it.
+        """
+        content = {
+            "bank": self.bank.rows,
+            "epoch": self.epoch,
+            "estimator": self.estimator,
+            "mean_bias": self.mean_bias,
+            "prior": None if self.prior is None else self.prior.model_dump(mode="json"),
+        }
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+        return 1 + int.from_bytes(digest.digest()[:GENERATION_BYTES])
 
 
 class CandidateReranking(FrozenModel):
@@ -369,7 +393,7 @@ class CollectionState(FrozenModel):
         """The slot and the number of each generation beside the vectors whose biases rows get: first
         that which searches read, then that which a job is filling.
         """
-        return tuple((profile.slot, profile.epoch) for profile in self.written_profiles)
+        return tuple((profile.slot, profile.generation) for profile in self.written_profiles)
 
     @property
     def miss_rate(self) -> float | None:

@@ -187,6 +187,51 @@ def test_a_late_write_for_an_abandoned_generation_is_never_read(beside):
     beside.assert_found(beside.new)
 
 
+def given_up(beside):
+    """A refresh is stopped as it begins, and taken back."""
+    put = Entries.put
+
+    def killed(entries, *args):
+        put(entries, *args)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Entries, "put", killed)
+        with pytest.raises(KeyboardInterrupt):
+            beside.refreshed(vectors(beside.rng, 35, DIM))
+    assert beside.state.filling is not None
+    knows_of_it = beside.database.application(AN_HOUR)
+    # A write, so that it has read the bank too.
+    beside.write(5, vectors(beside.rng, 1, DIM)[0], knows_of_it)
+    take_back(beside)
+    assert beside.state.other is None
+    beside.refreshed()
+    return knows_of_it
+
+
+def enabled_again(beside):
+    """The correction is taken off, and put on again with another bank."""
+    knows_the_first = beside.database.application(AN_HOUR)
+    beside.write(5, vectors(beside.rng, 1, DIM)[0], knows_the_first)
+    disable(beside.store, beside.name)
+    recipe = Recipe(QueryBank(beside.new), estimator=NNN(K, ALPHA))
+    enable(beside.store, plan_enable(beside.store, beside.name, recipe), client_ttl=0.0)
+    return knows_the_first
+
+
+@pytest.mark.parametrize("moved_on", [given_up, enabled_again])
+def test_what_a_client_writes_late_for_a_generation_that_is_gone_is_never_read(beside, moved_on):
+    """Its number comes from what its biases are computed of: that of another one is another number."""
+    late = moved_on(beside)
+    beside.assert_found(beside.new)
+    # Near a query, so that its bias is seen.
+    beside.write(3, 3 * beside.queries[0], late)
+    beside.assert_found(beside.new, without=[3])
+    assert status(beside.store, beside.name).pending == 1
+    refresh(beside.store, beside.name, client_ttl=0.0)
+    beside.assert_found(beside.new)
+
+
 def test_an_unfinished_refresh_is_carried_on(beside, monkeypatch):
     put = Entries.put
 
@@ -308,7 +353,7 @@ def test_a_rollback_covers_rows_that_were_written_since_before_searches_go_back(
     assert done.carried == 2, "the entries of the other rows were there still"
     beside.assert_found(beside.old)
     beside.refreshed(vectors(beside.rng, 35, DIM))
-    assert beside.state.profile.epoch == 3, "no number comes twice"
+    assert beside.state.profile.epoch == 3, "no epoch comes twice"
 
 
 def take_back(beside, **more):

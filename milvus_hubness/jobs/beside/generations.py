@@ -22,12 +22,6 @@ from milvus_hubness.jobs.store.protocols import SideCollections, Store, capabili
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 
-def next_number(state: CollectionState) -> int:
-    """Return a number that no entry of this correction has, whoever may still write one."""
-    other = [state.other.profile] if state.other is not None else []
-    return 1 + max(profile.epoch for profile in (state.profile, *other))
-
-
 def expect_free_sides(store: Store, source: CollectionInfo, sides: Iterable[str]) -> None:
     """Raise CollectionExists if a collection that was created since the plan has one of the names."""
     for side in sides:

@@ -20,7 +20,6 @@ from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pen
 from milvus_hubness.jobs.beside.generations import (
     flush_generation,
     is_unchecked,
-    next_number,
     noted_unchecked,
     wait_unread,
 )
@@ -72,8 +71,13 @@ class Beside(Refreshing):
         return self.result("full", plan.reason, written=self.info.rows)
 
     def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
-        number = {"slot": SLOTS - 1 - self.state.profile.slot, "epoch": next_number(self.state)}
-        job = self._announced("filling", fresh.model_copy(update=number))
+        # After a rollback, the former generation has the higher epoch.
+        former_epochs = [self.state.other.profile.epoch] if self.state.other is not None else []
+        placed = {
+            "slot": SLOTS - 1 - self.state.profile.slot,
+            "epoch": 1 + max([self.state.profile.epoch, *former_epochs]),
+        }
+        job = self._announced("filling", fresh.model_copy(update=placed))
         return job._written(plan.bank, plan.reason)
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from milvus_hubness.basics.bounds import Moment
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD, is_of
@@ -33,9 +32,7 @@ class SideBiases(NamedTuple):
     """The side collection."""
     slot: int
     number: int
-    """The number of the generation."""
-    fitted_at: Moment
-    """When the bank was fitted: a correction that was enabled anew begins its numbers again."""
+    """The number of the generation, which no other one has."""
 
     @classmethod
     def of(cls, state: CollectionState, profile: Profile) -> SideBiases | None:
@@ -43,7 +40,7 @@ class SideBiases(NamedTuple):
         sides = state.codec.sides
         if not sides:
             return None
-        return cls(sides[profile.slot], profile.slot, profile.epoch, profile.fitted_at)
+        return cls(sides[profile.slot], profile.slot, profile.generation)
 
     @classmethod
     def written(cls, state: CollectionState) -> list[SideBiases]:

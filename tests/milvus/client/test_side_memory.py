@@ -1,7 +1,6 @@
 """What a client remembers of a side collection, and for how long."""
 
 import threading
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from tests.support.reranked import ALPHA, Enabled, K
 from tests.support.times import Time
 
 TTL = 5.0
-SIDE = SideBiases("goods__bias_a", 0, 1, datetime(2026, 1, 1, tzinfo=UTC))
+SIDE = SideBiases("goods__bias_a", 0, 1)
 AN_HOUR = 3_600.0
 
 
@@ -137,9 +136,7 @@ def test_what_is_too_old_takes_no_memory(side, time):
     assert len(side.memory) == 1
 
 
-@pytest.mark.parametrize(
-    "change", [{"slot": 1}, {"number": 2}, {"fitted_at": datetime(2026, 1, 2, tzinfo=UTC)}]
-)
+@pytest.mark.parametrize("change", [{"slot": 1}, {"number": 2}])
 def test_other_biases_of_the_same_collection_are_read_anew(side, change):
     side.read([1])
     side.rows[1] = 7.0

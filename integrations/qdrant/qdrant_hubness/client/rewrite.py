@@ -423,7 +423,8 @@ class Rewriter:
         # 0: so does a condition that does not hold.
         profile = self._profile(state)
         key = SLOT_KEYS[profile.slot] + state.suffix
-        is_of_generation = schema.numbered(NUMBER_KEYS[profile.slot] + state.suffix, profile.epoch)
+        number_key = NUMBER_KEYS[profile.slot] + state.suffix
+        is_of_generation = schema.numbered(number_key, profile.generation)
         bias = models.MultExpression(mult=[-weight, key, is_of_generation])
         formula = models.SumExpression(sum=["$score", bias])
         changed = {

@@ -563,7 +563,8 @@ class QdrantPoints:
         """Return the filter that selects points whose bias is not computed yet."""
         for state in self._states(collection, described).values():
             if state.codec.epoch_field == epoch_field and state.codec.leaves_vectors:
-                return models.Filter(must_not=[schema.numbered(epoch_field, state.profile.epoch)])
+                in_use = schema.numbered(epoch_field, state.profile.generation)
+                return models.Filter(must_not=[in_use])
 
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         return models.Filter(must=[marked])
