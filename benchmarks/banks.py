@@ -278,7 +278,7 @@ def as_long_as(own: Vectors, vectors: Vectors) -> Vectors:
 
 
 def unreached(bank: Vectors, gallery: Vectors, found: npt.NDArray[np.int32]) -> float:
-    """Share of the answers `found` that no bank query has among its own first ten, as `diagnose` tells it."""
+    """Share of the answers `found` that no bank query has among its own first ten, as `check` shows it."""
     seen = k_occurrence(nearest(bank, gallery, FIRST), len(gallery), FIRST) > 0
     return float((~seen)[found].mean())
 

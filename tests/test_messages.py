@@ -111,7 +111,7 @@ COMMANDS = {
     "disable products": "'products' is not corrected: there is nothing to disable",
     "bank sample songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
     "tune products": f"'products' is not corrected and has no bank: pass --bank FILE {README}",
-    "diagnose products --queries bank.npy": f"'products' is not corrected: pass --bank FILE {README}",
+    "check products --queries bank.npy": f"'products' is not corrected and has no bank: pass --bank FILE {README}",
     "hubs products --row 7": f"'products' is not corrected: pass --bank FILE {README}",
     "hubs songs_hubness --query-text text": (
         "Invalid value: --query-text needs --row, --query or --query-number, whose texts it shows"

@@ -11,7 +11,7 @@ from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
     # Without torch, NumPy computes.
-    **dict.fromkeys(("check", "tune", "diagnose", "hubs", "match"), ("check",)),
+    **dict.fromkeys(("check", "tune", "hubs", "match"), ("check",)),
     **dict.fromkeys(("bank", "experiment"), ("check",)),
     # They would run without torch too, but rewrite whole collections.
     **dict.fromkeys(("enable", "disable", "refresh", "migrate", "sweep", "quari"), ("jobs",)),

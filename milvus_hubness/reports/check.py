@@ -34,6 +34,7 @@ from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.tuning import Tuning, Verdict, halves
 from milvus_hubness.reports.collections import (
     Biased,
+    Detail,
     Tuned,
     computed_biases,
     diagnose_gallery,
@@ -45,6 +46,7 @@ from milvus_hubness.reports.collections import (
 )
 from milvus_hubness.reports.page import render
 from milvus_hubness.reports.report import Diagnosis
+from milvus_hubness.reports.runs import RunFiles
 
 PAGE_HEIGHT = 720
 """Height of the page within a notebook, in pixels."""
@@ -75,8 +77,8 @@ class Check:
     tuning: Tuning
     """The verdict, and the methods that it compares."""
 
-    search_hubs: Callable[[], Diagnosis] = field(repr=False)
-    """Returns `diagnosis`, which the verdict does not need."""
+    search_hubs: Callable[[Detail], Diagnosis] = field(repr=False)
+    """Returns a diagnosis, which the verdict does not need."""
 
     unstored: TuningRecord | None = None
     """The verdict while it is not stored in the collection; None if it is, or none is to be."""
@@ -86,7 +88,22 @@ class Check:
         """The hubs, before and after the correction that the verdict is about; they are searched when this
         is first read.
         """
-        return self.search_hubs()
+        return self.diagnosed()
+
+    def diagnosed(
+        self,
+        *,
+        texts: Sequence[str] | None = None,
+        slice_by: str | None = None,
+        group_by: str | None = None,
+        runs: RunFiles | None = None,
+    ) -> Diagnosis:
+        """Search for the hubs, and return them with what these arguments name, as in `diagnose`.
+
+        Raises InvalidInput for queries of another number than `texts`, and, with runs, InvalidParameter and
+        UnreadableFile.
+        """
+        return self.search_hubs(Detail(texts, slice_by, group_by, runs))
 
     @property
     def verdict(self) -> Verdict:
@@ -307,13 +324,20 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
 
 
 def _diagnosed(
-    tuned: Tuned, in_use: Biased | None, faults: tuple[Fault, ...], seed: int, progress: Progress
+    tuned: Tuned,
+    in_use: Biased | None,
+    faults: tuple[Fault, ...],
+    seed: int,
+    progress: Progress,
+    detail: Detail,
 ) -> Diagnosis:
     """Return the hubs before and after the correction that the verdict is about.
 
     in_use: the biases of a corrected collection.
     """
     judged = tuned.judged
+    if detail.runs is not None:
+        detail.runs.check(judged)
     # Its near copies are known by now.
     bank = tuned.tuning.log
     searched = tuned.queries
@@ -345,6 +369,7 @@ def _diagnosed(
         },
         figures=tuned.tuning.figures,
         cosine=tuned.tuning.cosine,
+        detail=detail,
     )
     progress("searching for the page", 1, 1)
     return replace(diagnosis, faults=faults, left_out=(*diagnosis.left_out, *notes))

@@ -255,6 +255,22 @@ def computed_biases(
     return biases - np.float32(biases.mean()), activated
 
 
+class Detail(NamedTuple):
+    """What a diagnosis shows beyond the hubs."""
+
+    texts: Sequence[str] | None = None
+    """Of the queries; those of judgements are in these."""
+    slice_by: str | None = None
+    """A scalar field, whose values get a report of their own."""
+    group_by: str | None = None
+    """A scalar field, whose values get their shares of the answers."""
+    runs: RunFiles | None = None
+    """Files for evaluators, with the rankings and the judgements."""
+
+
+NO_DETAIL = Detail()
+
+
 def diagnose(
     store: Store,
     collection: str,
@@ -303,11 +319,8 @@ def diagnose(
         queries,
         judged=judgements,
         measure=chosen_measure,
-        texts=texts,
-        slice_by=slice_by,
-        group_by=group_by,
         verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
-        runs=runs,
+        detail=Detail(texts, slice_by, group_by, runs),
     )
 
 
@@ -318,13 +331,10 @@ def diagnose_gallery(
     *,
     judged: Judgements | None = None,
     measure: Measure = R_AT_1,
-    texts: Sequence[str] | None = None,
-    slice_by: str | None = None,
-    group_by: str | None = None,
     verdict: Mapping[str, Any] | None = None,
     figures: Figures | None = None,
     cosine: float | None = None,
-    runs: RunFiles | None = None,
+    detail: Detail = NO_DETAIL,
 ) -> Diagnosis:
     """Report the hubs of a gallery with biases, as `diagnose` does.
 
@@ -334,6 +344,8 @@ def diagnose_gallery(
     """
     gallery = biased.gallery
     layout = gallery.layout
+    texts = detail.texts
+    runs = detail.runs
     positives = None
     grades = None
     own = None
@@ -379,8 +391,8 @@ def diagnose_gallery(
         query_lengths=_lengths(biased, queries),
         verdict=verdict,
         title=title,
-        slice_by=slice_by,
-        group_by=group_by,
+        slice_by=detail.slice_by,
+        group_by=detail.group_by,
         kinds=biased.kinds,
         figures=figures,
         runs=run_writer,

@@ -17,7 +17,7 @@ COMMANDS = {
     "authorities": (2, "proxy --upstream localhost:1 --upstream-tls --upstream-ca {}"),
     "network": (1, "quari eval {} --pairs pairs.npz"),
     "weights": (1, "quari import-weights {}.pt --out out"),
-    "page": (1, "diagnose products --bank bank.npy --queries bank.npy --page {}"),
+    "page": (1, "check products --bank bank.npy --page {}"),
     "matches": (1, "match products --queries bank.npy --out {}.npz"),
 }
 

@@ -1,4 +1,4 @@
-"""A BEIR folder with graded judgements goes through tune, diagnose and migrate."""
+"""A BEIR folder with graded judgements goes through tune, check and migrate."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def figure(run, qrels="used.qrels"):
     return ir_measures.calc_aggregate([NDCG], ir_measures.read_trec_qrels(qrels), ranking)[NDCG]
 
 
-def test_a_folder_with_grades_goes_through_tune_diagnose_and_migrate(folder, run):
+def test_a_folder_with_grades_goes_through_tune_check_and_migrate(folder, run):
     judged = ("--pairs", "beir", "--measure", "nDCG@10", "--json")
     done = run("tune", "gallery", "--bank", "past.npy", *judged)
     assert done.returncode == 0, done.stderr
@@ -61,9 +61,9 @@ def test_a_folder_with_grades_goes_through_tune_diagnose_and_migrate(folder, run
     assert tuning["verdict"] == "apply"
 
     save = ("--save-run", "raw.trec", "corrected.trec", "--save-qrels", "used.qrels")
-    done = run("diagnose", "gallery", "--bank", "past.npy", *judged, *save, "--min-gain", "2")
+    done = run("check", "gallery", "--bank", "past.npy", *judged, *save, "--min-gain", "2")
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout)["check"]
     assert result["runs"] == ["raw.trec", "corrected.trec", "used.qrels"]
     diagnosis = result["diagnosis"]
     assert diagnosis["value_before"] == pytest.approx(figure("raw.trec"), abs=1e-6)
@@ -74,9 +74,9 @@ def test_a_folder_with_grades_goes_through_tune_diagnose_and_migrate(folder, run
 
     done = run("migrate", "run", "gallery", "--bank", "past.npy", "--json", "--client-ttl", "0")
     assert done.returncode == 0, done.stderr
-    done = run("diagnose", "gallery_hubness", *judged, *save)
+    done = run("check", "gallery_hubness", *judged, *save)
     assert done.returncode == 0, done.stderr
-    after = json.loads(done.stdout)["diagnosis"]["value_after"]
+    after = json.loads(done.stdout)["check"]["diagnosis"]["value_after"]
     assert after > diagnosis["value_before"] + 0.02
 
     # What users get is what was measured.

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milvus_hubness import MilvusStore, StoreError, check, connect, tune
+from milvus_hubness import Judgements, MilvusStore, StoreError, check, connect, diagnose, tune
 from tests.cli.conftest import assert_fails
 from tests.support.galleries import hubby_gallery, plain_collection, vectors
 
@@ -175,8 +175,8 @@ def test_a_corrected_collection_shows_its_own_biases(shop, run):
     done = run("check", "photos", "--pairs", "pairs.npz", "--page", "page.html", "--json")
     told = json.loads(done.stdout)["check"]
     assert told["next"] == "milvus-hubness refresh photos"
-    shown = run("diagnose", "photos", "--pairs", "pairs.npz", "--json")
-    after = json.loads(shown.stdout)["diagnosis"]["after"]
+    judgements = Judgements.load("pairs.npz")
+    after = diagnose(MilvusStore(shop), "photos", judgements=judgements).to_dict()["after"]
     assert told["diagnosis"]["after"] == after
 
 

@@ -152,7 +152,7 @@ def completed(text):
 @pytest.mark.parametrize(
     ("text", "offered"),
     [
-        ("milvus-hubness di", ["diagnose", "disable"]),
+        ("milvus-hubness s", ["status", "sweep", "serve"]),
         ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
         (
             "milvus-hubness enable products --on-hub ",

@@ -42,12 +42,16 @@ HOSTILE = {
 FORBIDDEN = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) + (
     "\u061c\u200b\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\xad\ufeff"
 )
-NNN = ("--bank", "bank.npz", "--bank-column", "query", "--method", "nnn", "--k", "4")
+BANK = ("--bank", "bank.npz", "--bank-column", "query")
+NNN = (*BANK, "--method", "nnn", "--k", "4")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The working folder, with a collection whose keys and groups are hostile, and queries with hostile texts."""
+    """The working folder, with a collection whose keys and groups are hostile, and queries with hostile texts.
+
+    `gallery` has further rows, as `check` has no verdict on few.
+    """
     folder, former = tmp_path_factory.mktemp("hostile"), os.getcwd()
     os.chdir(folder)
     rng = np.random.default_rng(3)
@@ -57,23 +61,22 @@ def folder(tmp_path_factory):
     schema.add_field("group", DataType.VARCHAR, max_length=200)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-    client.create_collection(
-        "products", schema=schema, index_params=index, consistency_level="Strong"
-    )
-    keys = [*HOSTILE.values()]
-    groups = [keys[i % 4] for i in range(len(keys))]
-    rows = zip(keys, groups, vectors(rng, len(keys), DIM), strict=True)
-    client.insert(
-        "products", [{"sku": key, "group": group, "vector": vector} for key, group, vector in rows]
-    )
-    bank = vectors(rng, 40, DIM)
-    texts = [f"{keys[i % len(keys)]}\ud800 text" for i in range(40)]
-    np.savez(
-        "bank.npz",
-        query=bank,
-        key=np.array([keys[i % len(keys)] for i in range(40)]),
-        text=np.array(texts),
-    )
+    hostile = [*HOSTILE.values()]
+    for name, count in ("products", len(hostile)), ("gallery", 60):
+        client.create_collection(
+            name, schema=schema, index_params=index, consistency_level="Strong"
+        )
+        keys = [*hostile, *(f"plain {number}" for number in range(count - len(hostile)))]
+        rows = [
+            {"sku": key, "group": hostile[i % 4], "vector": vector}
+            for i, (key, vector) in enumerate(zip(keys, vectors(rng, count, DIM), strict=True))
+        ]
+        client.insert(name, rows)
+
+    for name in ("bank", "pairs"):
+        chosen = [hostile[i % len(hostile)] for i in range(40)]
+        texts = np.array([f"{key}\ud800 text" for key in chosen])
+        np.savez(f"{name}.npz", query=vectors(rng, 40, DIM), key=np.array(chosen), text=texts)
     client.close()
     yield folder
     server_manager_instance.release_server("shop.db")
@@ -98,9 +101,9 @@ COMMANDS = {
         "--query-text",
         "text",
     ],
-    "diagnose": [
-        *("diagnose", "products", "--pairs", "bank.npz", *NNN, "--query-text", "text"),
-        *("--slice-by", "group", "--group-by", "group"),
+    "check": [
+        *("check", "gallery", "--pairs", "pairs.npz", *BANK, "--query-text", "text"),
+        *("--slice-by", "group", "--group-by", "group", "--page", "hubness.html"),
     ],
     "tune": ["tune", "products", "--bank", "bank.npz", "--bank-column", "query"],
     "match": ["match", "products", "--queries", "bank.npz", "--out", "matches.npz"],
@@ -183,8 +186,8 @@ def test_csv_on_a_terminal_is_visible(folder, run, monkeypatch):
 
 
 def test_the_page_shows_them_too(folder, run):
-    done = run(*COMMANDS["diagnose"])
-    assert done.returncode == 0, done.stderr
+    done = run(*COMMANDS["check"])
+    assert done.returncode in (0, 3), done.stderr
     page = (folder / "hubness.html").read_text("utf-8")
     assert_harmless(page)
     assert r"key\u202egnp.exe" in page

@@ -24,7 +24,7 @@ READS_AND_JOBS = {
     "migrate status": ("migrate", "status"),
     "migrate run": ("migrate", "run", "products", "--bank", "bank.npy"),
     "enable": ("enable", "products", "--bank", "bank.npy"),
-    "diagnose": ("diagnose", "products", "--queries", "bank.npy"),
+    "check": ("check", "products", "--bank", "bank.npy"),
     "match": ("match", "products", "--queries", "bank.npy", "--out", "out.parquet"),
     "hubs": ("hubs", "products", "--bank", "bank.npy"),
 }

@@ -1,4 +1,4 @@
-"""`diagnose --save-run` writes what evaluators read: their figures are those of the diagnosis."""
+"""`check --save-run` writes what evaluators read: their figures are those of the diagnosis."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from milvus_hubness.reports import collections, report
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import vectors
 
-NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", "4", "--json")
+BANK = ("--bank", "bank.npy", "--json")
 SAVE = ("--save-run", "raw.trec", "corrected.trec", "--save-qrels", "used.qrels")
 NAMES = {"R@1": "Success@1", "R@10": "Success@10", "MRR": "RR", "MAP": "AP", "nDCG@10": "nDCG@10"}
 ITEMS = 150
@@ -76,15 +76,16 @@ def figures_of(run, qrels, names=NAMES):
 
 
 def diagnosed(run, *arguments):
-    done = run("diagnose", *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["diagnosis"], done.stderr
+    done = run("check", *arguments)
+    # The verdict may be against a correction of this gallery.
+    assert done.returncode in (0, 3), done.stderr
+    return json.loads(done.stdout)["check"]["diagnosis"], done.stderr
 
 
 @pytest.mark.parametrize("name", ["numbers", "texts"])
 def test_the_figures_of_a_run_are_those_of_the_diagnosis(judged, run, name):
     pairs = ("--pairs", f"{name}.qrels", "--pairs-queries", "vectors.npz", *SAVE)
-    diagnosis, _ = diagnosed(run, name, *NNN, *pairs, "--measure", "MAP")
+    diagnosis, _ = diagnosed(run, name, *BANK, *pairs, "--measure", "MAP")
     figures = []
     for path, when in ("raw.trec", "before"), ("corrected.trec", "after"):
         figures.append(figures_of(path, "used.qrels"))
@@ -104,12 +105,12 @@ def test_the_figures_of_a_run_are_those_of_the_diagnosis(judged, run, name):
 
 def test_a_cut_run_gives_the_measures_within_its_depth_and_says_which_it_does_not(judged, run):
     pairs = ("--pairs", "numbers.qrels", "--pairs-queries", "vectors.npz", "--run-depth", "10")
-    ours, said = diagnosed(run, "numbers", *NNN, *pairs, *SAVE, "--measure", "nDCG@10")
+    ours, said = diagnosed(run, "numbers", *BANK, *pairs, *SAVE, "--measure", "nDCG@10")
     assert figures_of("raw.trec", "used.qrels", {"nDCG@10": "nDCG@10"}) == {
         "nDCG@10": pytest.approx(ours["value_before"], abs=1e-6)
     }
     assert "the runs have" not in said
-    ours, said = diagnosed(run, "numbers", *NNN, *pairs, *SAVE, "--measure", "MAP")
+    ours, said = diagnosed(run, "numbers", *BANK, *pairs, *SAVE, "--measure", "MAP")
     assert figures_of("raw.trec", "used.qrels", {"MAP": "AP"})["MAP"] < ours["value_before"] - 1e-3
     assert "the runs have the first 10 of 150 rows" in said
     assert "miss what MAP counts behind them: pass --run-depth 150" in said
@@ -124,16 +125,16 @@ def test_ids_with_blanks_need_files_of_json(judged, run):
     ids = list(qrels)
     np.savez("vectors.npz", query_id=ids, query=np.load("vectors.npz")["query"])
     pairs = ("--pairs", "judged.json", "--pairs-queries", "vectors.npz")
-    done = run("diagnose", "blanks", *NNN[:-1], *pairs, *SAVE)
+    done = run("check", "blanks", *BANK[:-1], *pairs, *SAVE)
     assert_fails(done, 1, "the query id a query 0 cannot be in raw.trec", "name a .json file")
 
     np.savez("numbered.npz", query=np.load("vectors.npz")["query"], key=np.array(keys[:50]))
-    done = run("diagnose", "blanks", *NNN[:-1], "--pairs", "numbered.npz", *SAVE)
+    done = run("check", "blanks", *BANK[:-1], "--pairs", "numbered.npz", *SAVE)
     assert_fails(done, 1, "the key red shoe ", "cannot be in raw.trec", "name a .json file")
     assert not {"raw.trec", "corrected.trec", "used.qrels"} & set(os.listdir())
 
     files = ("--save-run", "raw.json", "corrected.json", "--save-qrels", "used.json")
-    ours, _ = diagnosed(run, "blanks", *NNN, *pairs, *files)
+    ours, _ = diagnosed(run, "blanks", *BANK, *pairs, *files)
     used = json.loads(Path("used.json").read_text())
     assert used == qrels
     raw = json.loads(Path("raw.json").read_text())
@@ -146,16 +147,17 @@ def test_ids_with_blanks_need_files_of_json(judged, run):
 def test_queries_without_ids_or_answers_have_the_numbers_of_the_file(judged, run):
     queries = np.load("vectors.npz")["query"]
     np.save("queries.npy", queries[:30])
-    diagnosed(run, "numbers", *NNN, "--queries", "queries.npy", *SAVE[:3])
+    diagnosed(run, "numbers", *BANK, "--queries", "queries.npy", *SAVE[:3])
     lines = Path("raw.trec").read_text().splitlines()
     assert list(dict.fromkeys(line.split()[0] for line in lines)) == list(map(str, range(30)))
 
     # The right row of query 1 is none of the collection, so the query is left out.
-    np.savez("pairs.npz", query=queries[:4], key=[0, 4711, 2, 3])
-    diagnosed(run, "numbers", *NNN, "--pairs", "pairs.npz", *SAVE)
-    assert Path("used.qrels").read_text() == "0 0 0 1\n2 0 2 1\n3 0 3 1\n"
+    np.savez("pairs.npz", query=queries[:24], key=[0, 4711, *range(2, 24)])
+    diagnosed(run, "numbers", *BANK, "--pairs", "pairs.npz", *SAVE)
+    numbers = [0, *range(2, 24)]
+    assert Path("used.qrels").read_text() == "".join(f"{n} 0 {n} 1\n" for n in numbers)
     lines = Path("corrected.trec").read_text().splitlines()
-    assert list(dict.fromkeys(line.split()[0] for line in lines)) == ["0", "2", "3"]
+    assert list(dict.fromkeys(line.split()[0] for line in lines)) == list(map(str, numbers))
 
 
 def test_bad_input_is_one_line_and_writes_nothing(judged, run):
@@ -163,11 +165,12 @@ def test_bad_input_is_one_line_and_writes_nothing(judged, run):
     known = set(os.listdir())
 
     def refused(code, *arguments, said=()):
-        assert_fails(run("diagnose", "numbers", *NNN[:-1], *arguments), code, *said)
+        assert_fails(run("check", "numbers", *BANK[:-1], *arguments), code, *said)
         assert set(os.listdir()) == known
 
     refused(2, *pairs, "--save-run", "a.trec", "./a.trec", said=["--save-run", "the same file"])
-    refused(2, *pairs, "--save-run", "a.trec", "hubness.html", said=["--save-run and --page"])
+    page = ("--page", "hubness.html")
+    refused(2, *pairs, *page, "--save-run", "a.trec", page[1], said=["--page and --save-run"])
     same = ("--save-run", "a.trec", "b.trec", "--save-qrels", "numbers.qrels")
     refused(2, *pairs, *same, said=["--pairs and --save-qrels would be the same file"])
     missing = ("--save-run", "a.trec", "missing/b.trec")
@@ -187,10 +190,10 @@ def test_bad_input_is_one_line_and_writes_nothing(judged, run):
     refused(1, *pairs, *SAVE, said=["numbers.qrels", "it is empty"])
     Path("numbers.qrels").write_text(text)
     refused(1, *pairs, *SAVE, "--measure", "recall", said=["the measure must be R@k, MRR, MAP"])
-    done = run("diagnose", "numbers", *NNN[:-1], *pairs, "--save-qrels", "used.qrels")
+    done = run("check", "numbers", *BANK[:-1], *pairs, "--save-qrels", "used.qrels")
     assert done.returncode == 2
     assert "--save-qrels needs --save-run" in done.stderr
-    done = run("diagnose", "numbers", *NNN[:-1], *pairs, "--save-run", "raw.trec")
+    done = run("check", "numbers", *BANK[:-1], *pairs, "--save-run", "raw.trec")
     assert done.returncode == 2
     assert "'--save-run' requires 2 arguments" in done.stderr
 
@@ -219,6 +222,6 @@ def test_a_killed_diagnosis_leaves_the_runs_as_they_were(judged, run, monkeypatc
     assert not Path("raw.trec").exists()
     assert not [name for name in os.listdir() if name.startswith(".")]
 
-    diagnosed(run, "numbers", *NNN, *pairs, *SAVE)
+    diagnosed(run, "numbers", *BANK, *pairs, *SAVE)
     assert Path("corrected.trec").read_text().startswith("q0 Q0 ")
     assert stat.S_IMODE(os.stat("corrected.trec").st_mode) == 0o600

@@ -20,7 +20,7 @@ COMMANDS = {
     "disable": "disable products",
     "bank": "bank status products",
     "tune": f"tune products {BANK}",
-    "diagnose": f"diagnose products --queries bank.npy {BANK}",
+    "check": f"check products {BANK}",
     "migrate plan": f"migrate plan products {BANK}",
     "migrate rehearse": f"migrate rehearse products {BANK}",
     "migrate run": f"migrate run products {BANK} --no-writers",

@@ -43,7 +43,7 @@ def test_links_within_the_repository_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
 def test_pages_that_the_text_names_are_those_that_its_commands_write(page):
-    """`diagnose` writes hubness.html, and `quari train` its curves beside the network."""
+    """`check --page` writes hubness.html, and `quari train` its curves beside the network."""
     commands = "\n".join(block.text for block in pages.blocks(page) if block.language == "sh")
     curves = {
         f"{network}.html"

@@ -270,7 +270,7 @@ SCENARIOS = {
     "the same, with a side collection": writes_beside_a_side_collection,
     "the same, while a refresh runs": writes_while_a_refresh_runs,
     "the same, while a migration runs": writes_while_a_migration_runs,
-    "migrate plan, enable --plan, diagnose": plans_and_reports,
+    "migrate plan, enable --plan, diagnose(…)": plans_and_reports,
     "status, bank status": statuses,
     "tune, check": verdicts,
     "migrate, bank sample": jobs,

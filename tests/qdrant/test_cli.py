@@ -197,9 +197,8 @@ def test_without_a_copy(run, folder):
 
 
 LOOKS = {
-    "check": "items --bank bank.npy",
+    "check": "items --bank bank.npy --queries other.npy --page hubness.html",
     "tune": "items --bank bank.npy",
-    "diagnose": "items --bank bank.npy --queries other.npy",
     "hubs": "items --bank bank.npy --top 3",
     "status": "items",
 }
@@ -209,7 +208,7 @@ LOOKS = {
 def test_commands_that_look_at_a_collection(command, folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     done = command(name, *LOOKS[name].split(), "--json", catch_exceptions=False)
-    # The bank of random queries is better left alone, which `check` and `diagnose` may say by 3.
+    # The bank of random queries is better left alone, which `check` says by 3.
     assert done.exit_code in (0, 3), done.output[:500]
     assert "error" not in json.loads(done.stdout)
 

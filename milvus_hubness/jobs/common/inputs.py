@@ -87,12 +87,14 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     return QueryBank(queries, source=spec)
 
 
-def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
+def read_texts(store: Store | None, spec: str, column: str, count: int) -> list[str]:
     """Read the texts of `count` queries from this column of a file or
     collection, in the order of `read_bank`. Raises InvalidInput if there
     is no such column or another number of texts, and UnreadableFile.
+
+    store: of the collection; None where only files are read.
     """
-    if spec.startswith(COLLECTION_PREFIX):
+    if store is not None and spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
         # A store reads rows together with one of their vectors, whichever it is.
         field = next(iter(info.vector_fields))
