@@ -143,18 +143,18 @@ COMMANDS = {
         "two.npz has several arrays: choose one of 'past', 'new' with --bank-column, or name it 'query'"
     ),
     "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
-    "migrate plan products --bank bank.npy --k 41": (
+    "migrate plan products --bank bank.npy --param k=41": (
         "the bank from bank.npy has 40 queries; at least 41 are needed"
     ),
     "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0.0",
-    "migrate plan products --bank bank.npy --method blend --k 8": (
+    "migrate plan products --bank bank.npy --method blend --param k=8": (
         "Blend has no parameter 'k': use one of estimators, weights, strength, agreement"
     ),
     "migrate plan products --bank bank.npy --method dualis": (
         "DualInvertedSoftmax needs reference items: pass target_bank= (--target-bank)"
     ),
     "migrate rollback products": ("no migration of 'products' in this database"),
-    "migrate run books --bank bank.npy --k 8 --gate 1": (
+    "migrate run books --bank bank.npy --param k=8 --gate 1": (
         "'books_hubness' is an unfinished copy of 'books' that was started with other options "
         "(gate: None then, 1 now): repeat them, or use --restart, which drops it first"
     ),

@@ -39,7 +39,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "db", "token_file", "application_token_file", "ca", "cert", "cert_key",
+        "uri", "db", "token_file", "application_token_file",
         "field", "filter", "vector", "pairs",
         "pairs_queries", "key_column", "ignore_identical", "queries",
         "row", "query", "query_number", "items", "metric", "query_text", "collection",
@@ -51,7 +51,7 @@ PANELS = {
         "off",
     ),
     "Method": (
-        "method", "param", "k", "alpha", "gate", "strength", "profile",
+        "method", "param", "gate", "strength", "profile",
         "max_miss_rate", "refit", "refit_share", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior", "control_arm", "share",
@@ -82,9 +82,9 @@ PANELS = {
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
 RARE = {
-    "db", "ca", "cert", "cert_key", "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
+    "db", "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
     "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
-    "param", "k", "alpha", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
+    "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",
     "rows_per_second", "chunk_seconds", "engine", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
     "control", "client_ttl", "restart_ttl", "max_skewness", "min_gain",
@@ -186,33 +186,6 @@ def _help_and_epilog(text: str) -> dict[str, Any]:
 # -- parameters ---------------------------------------------------------------------------------
 
 
-HELP_ALL = "help_all"
-
-
-def _show_all_help(context: typer.Context, is_requested: bool) -> None:
-    # Typer calls it with False too, when the option is absent.
-    if is_requested:
-        context.meta[HELP_ALL] = True
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-_HELP_ALL_PARAMETER = inspect.Parameter(
-    HELP_ALL,
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool,
-        typer.Option(
-            "--help-all",
-            callback=_show_all_help,
-            is_eager=True,
-            help="Show this message with the rarer options too, and exit.",
-        ),
-    ],
-)
-
-
 def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
     """Return `function` with a signature that typer can read. Raises TypeError without a panel."""
     # Not get_type_hints: on Python 3.10 it makes a type with the default None Optional, which hides
@@ -226,7 +199,6 @@ def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def call_with_groups(**arguments: Any) -> None:
-        arguments.pop(HELP_ALL, None)
         for name, group in groups.items():
             values = {field.name: arguments.pop(field.name) for field in fields(group)}
             arguments[name] = group(**values)
@@ -238,8 +210,6 @@ def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
             options += _parameters_of(groups[parameter.name])
         else:
             options.append(parameter)
-    if any(option.name in RARE for option in options):
-        options.append(_HELP_ALL_PARAMETER)
     signature = inspect.Signature([_with_option(option) for option in options])
 
     # Typer reads inspect.signature, which prefers this attribute to the parameters of the function.
@@ -279,7 +249,7 @@ def _with_option(parameter: inspect.Parameter) -> inspect.Parameter:
     option.metavar = option.metavar or _metavar(parameter.name, value_type)
     if isinstance(option, OptionInfo):
         option.rich_help_panel = _PANEL_OF.get(parameter.name)
-        if option.rich_help_panel is None and parameter.name != HELP_ALL:
+        if option.rich_help_panel is None:
             raise TypeError(f"the option of {parameter.name!r} is in no panel of PANELS")
         # Typer keeps the name that an annotation gives as the default of the option: beside a further
         # one, both would be names of it.
@@ -315,6 +285,8 @@ def _option(
 
 
 # -- layout of the help -------------------------------------------------------------------------
+
+HELP_ALL = "--help-all"
 
 
 def help_row(parameter: Any, context: Any) -> tuple[str, str] | None:
@@ -352,10 +324,28 @@ class _HelpWithPanels:
             if row is not None and is_shown:
                 rows[_heading_of(parameter)].append(row)
 
+        if self.has_rare(ctx):
+            rows["Help"].append(
+                (HELP_ALL, "Show this message with the rarer options too, and exit.")
+            )
         for heading, its_rows in rows.items():
             if its_rows:
                 with formatter.section(heading):
                     formatter.write_dl(its_rows)
+
+    def has_rare(self, ctx: Any) -> bool:
+        """Whether the command has options that only --help-all shows."""
+        command: Any = self
+        return any(parameter.name in RARE for parameter in command.get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of the command line, unless they ask for all of the help."""
+        if HELP_ALL in args and self.has_rare(ctx):
+            ctx.meta[HELP_ALL] = True
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return rest
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the example on one line, to be copied."""

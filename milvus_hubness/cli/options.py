@@ -51,25 +51,6 @@ Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
 TokenFile = Annotated[
     Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"
 ]
-Ca = Annotated[
-    Path | None,
-    "Authorities that sign the server's certificate, a PEM file. [default: the system's]",
-    {"envvar": CA_VARIABLE},
-]
-Cert = Annotated[
-    Path | None,
-    "Certificate of this client, a PEM file, for a server that wants one; with --key.",
-    {"envvar": CERT_VARIABLE},
-]
-CertKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--key",
-        help="Key of that certificate, a PEM file.",
-        envvar=KEY_VARIABLE,
-        show_default=False,
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Field = Annotated[
     str | None, "Vector field, required if the collection has several to choose from."
@@ -126,9 +107,6 @@ class Connection:
     uri: Uri = DEFAULT_URI
     db: Database = ""
     token_file: TokenFile = None
-    ca: Ca = None
-    cert: Cert = None
-    cert_key: CertKey = None
 
     def open(self) -> Store:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""
@@ -142,15 +120,11 @@ class Connection:
         token = read_token(token_file, APPLICATION_TOKEN_VARIABLE)
         if not token:
             return None
-        return open_by_token(self.uri, self.db, token, self.certificates())
+        return open_by_token(self.uri, self.db, token, certificates())
 
     @cached_property
     def _store(self) -> Store:
-        return open_store(self.uri, self.db, self.token_file, self.certificates())
-
-    def certificates(self) -> Certificates:
-        """Return the files for TLS. Raises InvalidParameter."""
-        return certificates_of(self.ca, self.cert, self.cert_key)
+        return open_store(self.uri, self.db, self.token_file, certificates())
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments with which a MilvusClient connects, without the address.
@@ -162,20 +136,20 @@ class Connection:
         return {
             "token": read_token(self.token_file),
             "db_name": self.db,
-            **tls_options(self.uri, self.certificates()),
+            **tls_options(self.uri, certificates()),
         }
 
 
-def certificates_of(
-    ca: str | Path | None, cert: str | Path | None, key: str | Path | None
+def certificates(
+    ca: str | None = None, cert: str | None = None, key: str | None = None
 ) -> Certificates:
-    """Return the files for TLS; None for none. Raises InvalidParameter."""
+    """Return the files for TLS: these, or those that the environment names. Raises InvalidParameter."""
     from milvus_hubness.basics.files.certificates import Certificates
 
     return Certificates(
-        ca=str(ca) if ca else None,
-        cert=str(cert) if cert else None,
-        key=str(key) if key else None,
+        ca=ca or os.environ.get(CA_VARIABLE) or None,
+        cert=cert or os.environ.get(CERT_VARIABLE) or None,
+        key=key or os.environ.get(KEY_VARIABLE) or None,
     )
 
 
@@ -388,24 +362,21 @@ class EstimatorOptions:
     ] = None
     param: Annotated[
         list[str] | None,
-        "NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "
-        "temperature in units of the spread of scores.",
+        "NAME=VALUE, a parameter of the estimator; repeatable. Without --method and with none in use, "
+        "it is one of nnn, such as k=8. tau is in units of the score, temperature in units of the "
+        "spread of scores.",
     ] = None
-    k: Annotated[int | None, "Nearest bank queries that count, for nnn and csls."] = None
-    alpha: Annotated[float | None, "Share of the mean score to subtract, for nnn."] = None
 
     def estimator(self, current: dict[str, Any] | None = None) -> Estimator | None:
         """Return the estimator of the options; None if they name none.
 
         current: the estimator in use, as its dictionary; its parameters apply unless the options
-        name them. --k and --alpha without --method mean NNN. Raises InvalidParameter.
+        name them. Parameters without --method mean NNN then. Raises InvalidParameter.
         """
         from milvus_hubness.correction.estimators import from_dict
         from milvus_hubness.correction.estimators.base import class_name, with_parameters
 
-        shortcuts = {"k": self.k, "alpha": self.alpha}
-        parameters = {name: value for name, value in shortcuts.items() if value is not None}
-        parameters |= pairs_of(self.param, "--param")
+        parameters = pairs_of(self.param, "--param")
         if isinstance(parameters.get("alpha"), int | float) and parameters["alpha"] <= 0:
             raise InvalidParameter(
                 f"alpha must be above 0, not {parameters['alpha']!r}: 0 corrects nothing"
@@ -418,7 +389,7 @@ class EstimatorOptions:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
                 raise InvalidParameter(
-                    f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
+                    f"--param {name} needs {methods[name]}: the current {describe(current)} has no {name}"
                 )
 
             return from_dict(with_parameters(current, parameters))
@@ -429,7 +400,7 @@ class EstimatorOptions:
     @property
     def names_estimator(self) -> bool:
         """Whether any of the options is given."""
-        return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
+        return any(option is not None for option in (self.method, self.param))
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def refresh(
     from milvus_hubness.jobs.refresh.run import refresh
 
     store = connection.open()
-    # --k or --alpha alone changes the estimator of the profile, so its state is read first.
+    # --param alone changes the estimator of the profile, so its state is read first.
     current = None
     if recipe.names_estimator:
         state = require_state(store.info(collection).state_of(refreshing.field), collection)

@@ -14,10 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from milvus_hubness.basics.defaults import (
-    CA_VARIABLE,
-    CERT_VARIABLE,
     DRAIN_SECONDS,
-    KEY_VARIABLE,
     MAX_CALLS,
     MAX_MESSAGE,
     PROXY_HOST,
@@ -31,7 +28,7 @@ from milvus_hubness.cli.options import (
     DATABASE_VARIABLE,
     DEFAULT_URI,
     AsJson,
-    certificates_of,
+    certificates,
     open_store,
 )
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
@@ -169,11 +166,7 @@ def _certificates(table: ServerTable | None = None) -> Certificates:
 
     Raises InvalidParameter.
     """
-    return certificates_of(
-        ca=(table and table.ca) or os.environ.get(CA_VARIABLE),
-        cert=(table and table.cert) or os.environ.get(CERT_VARIABLE),
-        key=(table and table.key) or os.environ.get(KEY_VARIABLE),
-    )
+    return certificates() if table is None else certificates(table.ca, table.cert, table.key)
 
 
 def _uri_of_environment() -> str:

@@ -279,7 +279,7 @@ class _Attempt:
         if trial.kind == "rollback":
             return ("migrate", "rollback", names.application, *writers, *common)
         method = (
-            ("--k", str(K), "--alpha", str(ALPHA))
+            ("--param", f"k={K}", "--param", f"alpha={ALPHA}")
             if trial.method == "nnn"
             else ("--method", "blend")
         )

@@ -11,7 +11,7 @@ from tests.chaos.jobs import Job
 from tests.chaos.scene import ALPHA, CLIENT_TTL, PENDING, K, Scene
 
 TTL = ("--client-ttl", str(CLIENT_TTL))
-NNN = ("--method", "nnn", "--k", str(K), "--alpha", str(ALPHA))
+NNN = ("--method", "nnn", "--param", f"k={K}", "--param", f"alpha={ALPHA}")
 REFUSED_SECONDS = 20.0
 
 Command = Callable[[Scene], Sequence[str]]

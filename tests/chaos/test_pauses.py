@@ -13,7 +13,7 @@ from tests.chaos.scene import CLIENT_TTL, Scene
 
 SEED = int(os.environ.get("CHAOS_SEED", "7"))
 LEASE_SECONDS = 1.0
-ESTIMATOR = ["--method", "nnn", "--k", "4", "--alpha", "0.75"]
+ESTIMATOR = ["--method", "nnn", "--param", "k=4", "--param", "alpha=0.75"]
 WRITTEN = 86
 
 

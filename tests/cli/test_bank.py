@@ -15,7 +15,7 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
     queries = vectors(np.random.default_rng(7), 60, DIM)
     assert (
         run(
-            "migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers"
+            "migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8", "--no-writers"
         ).returncode
         == 0
     )
@@ -55,10 +55,12 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
 
 def test_what_is_sampled_is_listed_before_it_goes_and_can_stay(run, files):
     client = connect("shop.db")
-    assert run("enable", "products", "--bank", "bank.npy", "--k", "8", "--force").returncode == 0
+    assert (
+        run("enable", "products", "--bank", "bank.npy", "--param", "k=8", "--force").returncode == 0
+    )
     assert run("bank", "sample", "products").returncode == 0
     put_queries(MilvusStore(client), "products", np.load("bank.npy"))
-    made = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live")
+    made = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8", "--alias", "live")
     assert run(*made, "--no-writers", "--force").returncode == 0
     put_queries(MilvusStore(client), "products_hubness", np.load("bank.npy")[:7])
 

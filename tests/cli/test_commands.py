@@ -37,7 +37,7 @@ def test_an_unknown_collection_is_one_line_of_a_process(started):
 
 
 def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
-    asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--no-writers")
+    asked = ("--bank", "bank.npy", "--param", "k=8", "--alias", "live", "--no-writers")
     done = run("migrate", "run", "products", *asked)
     assert done.returncode == 0, done.stderr
 
@@ -55,7 +55,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
-    asked = ("refresh", "live", "--bank", "bank.parquet", "--alpha", "1", *NOW)
+    asked = ("refresh", "live", "--bank", "bank.parquet", "--param", "alpha=1", *NOW)
     shown = " ".join(run(*asked, "--plan").stdout.split())
     for fact in (
         "copy products_hubness_r2, 60 rows",
@@ -88,7 +88,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
 )
 def test_banks_of_every_kind(run, files, bank, column):
     chosen = ["--bank-column", column] if column else []
-    done = run("migrate", "plan", "products", "--bank", bank, *chosen, "--k", "8", "--json")
+    done = run("migrate", "plan", "products", "--bank", bank, *chosen, "--param", "k=8", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (
         60 if bank.startswith("coll") else 40
@@ -247,7 +247,7 @@ def spoiled(files):
 
 
 QUERY_SCALE = ("--queries", "nobody-reads-this.npy")
-INDEX = ("migrate", "plan", "products", "--bank", "bank.npy", "--k", "8", "--index-type")
+INDEX = ("migrate", "plan", "products", "--bank", "bank.npy", "--param", "k=8", "--index-type")
 README = ("Where do I get reference queries?",)
 NARROW = ("narrow.npy has 7", "dimension 8")
 DUALIS = ("enable", "products", "--bank", "bank.npy", "--method", "dualis")
@@ -260,9 +260,9 @@ FAILURES = [
     ([*RUN, "missing.npy"], 1, ["missing.npy"]),
     ([*RUN, "bank.txt"], 1, ["bank.txt"]),
     ([*RUN, "two.npz"], 1, ["past", "new", "--bank-column"]),
-    ([*RUN, "bank.npy", "--k", "41"], 1, ["41", "40"]),
-    ([*RUN, "bank.npy", "--k", "0"], 2, ["k"]),
-    ([*RUN, "bank.npy", "--alpha", "-1"], 2, ["alpha must be above 0"]),
+    ([*RUN, "bank.npy", "--param", "k=41"], 1, ["41", "40"]),
+    ([*RUN, "bank.npy", "--param", "k=0"], 2, ["k"]),
+    ([*RUN, "bank.npy", "--param", "alpha=-1"], 2, ["alpha must be above 0"]),
     ([*RUN, "zeros.npy"], 1, ["zeros.npy has only zero vectors"]),
     ([*RUN, "complex.npy"], 1, ["must hold real numbers, not complex128"]),
     ([*INDEX, "HNSW", "--index-param", "M=abc"], 2, ["M of HNSW must be a whole number", "'abc'"]),
@@ -304,21 +304,25 @@ FAILURES = [
         ["cannot write .: Is a directory"],
     ),
     (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream must be HOST:PORT"]),
-    ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
+    ([*RUN, "bank.npy", "--param", "alpha=nan"], 2, ["alpha"]),
     ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
     ([*RUN, "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
     ([*RUN, "bank.npy", "--method", "is", "--param", "tau"], 2, ["NAME=VALUE"]),
-    ([*RUN, "bank.npy", "--method", "blend", "--k", "8"], 2, ["no parameter"]),
+    ([*RUN, "bank.npy", "--method", "blend", "--param", "k=8"], 2, ["no parameter"]),
     ([*RUN, "bank.npy", "--method", "dualis"], 1, ["target"]),
-    (["migrate", "run", "nowhere", "--bank", "bank.npy", "--k", "8"], 1, ["nowhere"]),
-    ([*RUN, "bank.npy", "--k", "8", "--field", "group"], 1, ["group"]),
+    (["migrate", "run", "nowhere", "--bank", "bank.npy", "--param", "k=8"], 1, ["nowhere"]),
+    ([*RUN, "bank.npy", "--param", "k=8", "--field", "group"], 1, ["group"]),
     (["refresh", "products"], 1, ["products", "is not corrected"]),
     (["status", "nowhere"], 1, ["nowhere"]),
     (["migrate", "rollback", "products"], 1, ["no migration", "products"]),
     (["status", "products", "--token-file", "missing"], 1, ["missing"]),
     (["status", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
     (["disable", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
-    (["refresh", "products", "--field", "nope", "--k", "3"], 1, ["'nope'", "choose one of vector"]),
+    (
+        ["refresh", "products", "--field", "nope", "--param", "k=3"],
+        1,
+        ["'nope'", "choose one of vector"],
+    ),
     (["disable", "nowhere"], 1, ["nowhere"]),
     (["tune", "nowhere", "--bank", "bank.npy"], 1, ["nowhere"]),
     (["tune", "products", "--bank", "bank.npy", "--queries", "missing.npy"], 1, ["missing.npy"]),
@@ -350,8 +354,8 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         "products",
         "--bank",
         "bank.npy",
-        "--k",
-        "8",
+        "--param",
+        "k=8",
         "--alias",
         "live",
         "--no-writers",
@@ -363,7 +367,7 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         (["--profile", "image", "--bank", "missing.npy"], 1, ["missing.npy"]),
         (["--profile", "image", "--bank", "nan.npy"], 1, ["nan.npy", "NaN"]),
         (["--profile", "image", "--bank", "narrow.npy"], 1, [*NARROW]),
-        (["--profile", "image", "--bank", "bank.npy", "--k", "41"], 1, ["41", "40"]),
+        (["--profile", "image", "--bank", "bank.npy", "--param", "k=41"], 1, ["41", "40"]),
         (["--profile", "", "--bank", "bank.npy"], 2, ["name"]),
         (["--field", "nope"], 1, ["'nope'", "choose one of vector"]),
     ):
@@ -444,7 +448,10 @@ def test_wrong_usage_is_json_too(run, files):
         (["status", "--nonsense"], "--nonsense"),
         (["nonsense"], "nonsense"),
         (["migrate", "run", "products", "--client-ttl", "-1"], "--client-ttl"),
-        (["refresh", "products", "--bank", "bank.npy", "--k", "x"], "'--k'"),
+        (
+            ["refresh", "products", "--bank", "bank.npy", "--rows-per-second", "x"],
+            "'--rows-per-second'",
+        ),
     ):
         done = run(*arguments, "--json")
         assert done.returncode == 2
@@ -561,7 +568,16 @@ def test_an_estimator_is_shown_with_its_factor(strength, text):
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert run("migrate", "run", "products", "--bank", "bank.npy", "--no-writers").returncode == 0
-    asked = ("refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4")
+    asked = (
+        "refresh",
+        "products_hubness",
+        "--bank",
+        "bank.npy",
+        "--method",
+        "nnn",
+        "--param",
+        "k=4",
+    )
     assert_fails(
         run(*asked, "--plan"), 1, "no alias leads there", "--rename", "enable keeps biases"
     )
@@ -570,9 +586,10 @@ def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert "products_hubness__before_hubness" in "".join(planned.stdout.split())
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
-    for option, value in (("--k", "0"), ("--k", "4"), ("--alpha", "0.5")):
-        said = (f"{option} needs --method nnn", "(0.5 RelativeNNN(k=8) + ")
-        assert_fails(run("refresh", "products_hubness", option, value), 2, *said)
+    for value in ("k=0", "k=4", "alpha=0.5"):
+        name = value.partition("=")[0]
+        said = (f"--param {name} needs --method nnn", "(0.5 RelativeNNN(k=8) + ")
+        assert_fails(run("refresh", "products_hubness", "--param", value), 2, *said)
 
 
 def test_the_module_runs_as_a_command(tmp_path):
@@ -588,7 +605,7 @@ def test_the_module_runs_as_a_command(tmp_path):
 def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     before = collections(files)
     planned = run(
-        "enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
+        "enable", "products", "--bank", "bank.npy", "--method", "nnn", "--param", "k=4", "--plan"
     )
     assert planned.returncode == 0
     for said in ("products__bias", "60", "NNN(k=4", "candidates", "missed", "without --plan"):

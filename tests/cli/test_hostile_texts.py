@@ -43,7 +43,7 @@ FORBIDDEN = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) + (
     "\u061c\u200b\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\xad\ufeff"
 )
 BANK = ("--bank", "bank.npz", "--bank-column", "query")
-NNN = (*BANK, "--method", "nnn", "--k", "4")
+NNN = (*BANK, "--method", "nnn", "--param", "k=4")
 
 
 @pytest.fixture(scope="module")

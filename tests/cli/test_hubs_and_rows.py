@@ -14,7 +14,7 @@ from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import as_distance, plain_collection, similarity, vectors
 
 ROWS, K, DEPTH = 50, 4, 10
-NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", str(K))
+NNN = ("--bank", "bank.npy", "--method", "nnn", "--param", f"k={K}")
 QUERIES = ("--bank-column", "queries")
 ENABLE = ("enable", "photos", *NNN, "--force")
 LOCATIONS = {
@@ -125,8 +125,8 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
         "text",
         "--method",
         "nnn",
-        "--k",
-        "4",
+        "--param",
+        "k=4",
     )
     hub = read(run, "hubs", "products", *NNN, "--top", "1")["hubs"]["rows"][0]
     shown = run("hubs", "products", "--row", str(hub["key"]), *bank_with_texts, "--top", "3").stdout

@@ -13,7 +13,7 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import vectors
 
-BANK = ("--bank", "bank.npy", "--k", "8")
+BANK = ("--bank", "bank.npy", "--param", "k=8")
 AT_ONCE = ("--client-ttl", "0")
 SWITCHED = {"products", "products_hubness", "products__bank", LEDGER}
 
@@ -142,7 +142,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
         (["--index-param", "nlist=3"], "--index-param nlist"),
         (["--gate", "1"], "--gate"),
         (["--bank-name", "other"], "--bank-name"),
-        (["--alpha", "0.5"], "--method"),
+        (["--param", "alpha=0.5"], "--method"),
         (["--target-bank", "bank.npy"], "--target-bank"),
         (["--rename"], "--rename"),
     ):

@@ -13,7 +13,7 @@ from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.docs import pages
 
-OPTIONS = ("--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live", "--json")
+OPTIONS = ("--bank", "bank.npy", "--param", "k=8", "--no-writers", "--alias", "live", "--json")
 TOKEN = "s3cret-token"
 
 

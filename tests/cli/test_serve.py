@@ -404,7 +404,7 @@ def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, r
     both = vectors(np.random.default_rng(3), 60, DIM)
     client.insert("posts", [{"id": i, "image": row, "text": row} for i, row in enumerate(both)])
     for field in ("image", "text"):
-        options = ("--field", field, "--bank", "bank.npy", "--k", "8", "--force")
+        options = ("--field", field, "--bank", "bank.npy", "--param", "k=8", "--force")
         done = run("enable", "posts", *options)
         assert done.returncode == 0, done.stderr
     folder = files / "etc"

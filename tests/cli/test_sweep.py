@@ -18,7 +18,7 @@ def removed(done, name="removed"):
 def test_what_a_rollback_leaves_is_listed_and_then_removed(run, files):
     client = connect("shop.db")
     client.create_alias("products", "live")
-    made = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "4", "--alias", "live")
+    made = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=4", "--alias", "live")
     assert run(*made, "--force", *FAST).returncode == 0
     assert run("bank", "sample", "live").returncode == 0
     put_queries(MilvusStore(client), "products_hubness", np.load("bank.npy")[:9])
@@ -46,7 +46,7 @@ def test_what_a_rollback_leaves_is_listed_and_then_removed(run, files):
 def test_a_collection_that_serves_stays(run, files):
     client = connect("shop.db")
     client.create_alias("products", "live")
-    made = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "4", "--alias", "live")
+    made = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=4", "--alias", "live")
     assert run(*made, "--force", *FAST).returncode == 0
     kept = removed(run("sweep", "live", "--yes", "--json"))
     assert (kept["copies"], kept["banks"]) == ([], [])

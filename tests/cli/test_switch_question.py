@@ -12,7 +12,7 @@ from tests.cli.conftest import DIM
 from tests.support.galleries import vectors
 from tests.support.terminals import CTRL_C, CTRL_D, Terminal, lines_of
 
-RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--client-ttl", "0")
+RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8", "--client-ttl", "0")
 QUESTION = "Switch live to products_hubness? [y/N] "
 
 

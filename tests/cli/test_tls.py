@@ -10,6 +10,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import HubnessClient
+from milvus_hubness.basics.defaults import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from tests.cli.conftest import assert_fails
 from tests.support.born import create_corrected
 from tests.support.galleries import vectors
@@ -28,9 +29,6 @@ class Files(NamedTuple):
     ca: str
     cert: str = ""
     key: str = ""
-
-    def options(self):
-        return [word for name in self.given() for word in (f"--{name}", getattr(self, name))]
 
     def variables(self):
         return {f"MILVUS_HUBNESS_{name.upper()}": getattr(self, name) for name in self.given()}
@@ -72,13 +70,10 @@ def secured(milvus, authority):
 BOTH = ("an own authority", "certificates of clients")
 
 
-@pytest.mark.parametrize("by", ["options", "variables"])
 @pytest.mark.parametrize("wanted", BOTH)
-def test_a_command_reaches_it(run, milvus, secured, wanted, by):
+def test_a_command_reaches_it(run, milvus, secured, wanted):
     uri, files = secured[wanted]
-    words = files.options() if by == "options" else []
-    variables = files.variables() if by == "variables" else {}
-    done = run("status", "products", "--json", *words, uri=uri, **variables)
+    done = run("status", "products", "--json", uri=uri, **files.variables())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"]["rows"] == 60
 
@@ -89,7 +84,7 @@ def test_so_does_a_command_that_searches(run, milvus, secured, tmp_path, wanted)
     uri, files = secured[wanted]
     np.save(tmp_path / "queries.npy", vectors(np.random.default_rng(5), 20, DIM))
     words = ["--queries", str(tmp_path / "queries.npy"), "--out", str(tmp_path / "out.parquet")]
-    done = run("match", "products", *words, "--json", *files.options(), uri=uri)
+    done = run("match", "products", *words, "--json", uri=uri, **files.variables())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["match"]["queries"] == 20
 
@@ -157,19 +152,24 @@ def test_a_name_that_is_unknown_is_named(run):
 
 
 CAUSES = {
-    "nobody is trusted": ("an own authority", [], "no trusted authority", "(--ca)"),
-    "another is trusted": ("an own authority", ["ca of another"], "no trusted authority", "(--ca)"),
+    "nobody is trusted": ("an own authority", [], "no trusted authority", "($MILVUS_HUBNESS_CA)"),
+    "another is trusted": (
+        "an own authority",
+        ["ca of another"],
+        "no trusted authority",
+        "($MILVUS_HUBNESS_CA)",
+    ),
     "no certificate is shown": (
         "certificates of clients",
         ["ca"],
         "a client's certificate",
-        "(--cert and --key)",
+        "($MILVUS_HUBNESS_CERT and _KEY)",
     ),
     "that of another authority is shown": (
         "certificates of clients",
         ["ca", "cert of another"],
         "another certificate than",
-        "(--cert)",
+        "($MILVUS_HUBNESS_CERT)",
     ),
 }
 
@@ -181,18 +181,18 @@ def test_a_certificate_that_one_of_them_refuses_is_named(run, secured, tmp_path,
     other = Authority(tmp_path, "other")
     key, cert = other.sign("a stranger")
     words = {
-        "ca": ["--ca", files.ca],
-        "ca of another": ["--ca", str(other.file)],
-        "cert of another": ["--cert", str(cert), "--key", str(key)],
+        "ca": {CA_VARIABLE: files.ca},
+        "ca of another": {CA_VARIABLE: str(other.file)},
+        "cert of another": {CERT_VARIABLE: str(cert), KEY_VARIABLE: str(key)},
     }
-    options = [word for name in trusted for word in words[name]]
-    assert_fails(run("status", "products", *options, uri=uri), 1, "no Milvus answers", uri, *said)
+    named = {variable: file for name in trusted for variable, file in words[name].items()}
+    assert_fails(run("status", "products", uri=uri, **named), 1, "no Milvus answers", uri, *said)
 
 
 def test_a_certificate_of_another_host_is_named(run, milvus, authority):
     server = Terminator(milvus, *authority.sign("elsewhere", host="milvus.example"))
     uri = f"https://{server.address}"
-    done = run("status", "products", "--ca", str(authority.file), uri=uri)
+    done = run("status", "products", uri=uri, MILVUS_HUBNESS_CA=str(authority.file))
     assert_fails(done, 1, f"no Milvus answers at {uri}: its certificate is of another host")
     server.stop()
 
@@ -200,10 +200,15 @@ def test_a_certificate_of_another_host_is_named(run, milvus, authority):
 def test_tls_on_one_side_only_is_named(run, refusing, secured):
     uri, files = secured["an own authority"]
     plain = refusing.replace("http", "https")
-    done = run("status", "products", "--ca", files.ca, uri=plain)
+    done = run("status", "products", uri=plain, MILVUS_HUBNESS_CA=files.ca)
     assert_fails(done, 1, f"{plain}: it does not use TLS: write http://")
     encrypted = uri.replace("https", "http")
-    assert_fails(run("status", "products", uri=encrypted), 1, f"{encrypted}: ", "write https://")
+    assert_fails(
+        run("status", "products", uri=encrypted, MILVUS_HUBNESS_CA=""),
+        1,
+        f"{encrypted}: ",
+        "write https://",
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,9 +224,9 @@ def test_tls_on_one_side_only_is_named(run, refusing, secured):
 def test_a_file_that_is_no_certificate_is_named(run, tmp_path, names, said):
     file = tmp_path / "file.pem"
     file.write_text("hello")
-    options = [word for name in names for word in (f"--{name}", str(file))]
+    named = {f"MILVUS_HUBNESS_{name.upper()}": str(file) for name in names}
     uri = "https://127.0.0.1:1"
-    assert_fails(run("status", "products", *options, uri=uri), 2, said)
+    assert_fails(run("status", "products", uri=uri, **named), 2, said)
 
     lines = ["[server]", f'uri = "{uri}"', *(f'{name} = "file.pem"' for name in names)]
     (tmp_path / "hubness.toml").write_text("\n".join([*lines, "[[collection]]", 'name = "a"']))
@@ -238,14 +243,13 @@ def test_certificates_do_not_go_with_an_address_without_tls(run, authority, comm
     """A token would cross the network in the clear although its user has asked for TLS."""
     words = [*command, uri] if command[0] == "demo" else command
     done = run(*words, uri=uri, MILVUS_HUBNESS_CA=str(authority.file))
-    assert_fails(done, 2, "begin with https://", "--ca")
+    assert_fails(done, 2, "begin with https://", "$MILVUS_HUBNESS_CA")
     assert "Pw-0f-tls" not in done.stderr
 
 
 def test_a_certificate_needs_the_authorities_of_the_server(run, authority):
     """Since pymilvus would leave the certificate out, silently."""
     key, cert = authority.sign("lonely")
-    done = run(
-        "status", "products", "--cert", str(cert), "--key", str(key), uri="https://127.0.0.1:1"
-    )
-    assert_fails(done, 2, "--ca too")
+    named = {CERT_VARIABLE: str(cert), KEY_VARIABLE: str(key)}
+    done = run("status", "products", uri="https://127.0.0.1:1", **named)
+    assert_fails(done, 2, "$MILVUS_HUBNESS_CA too")

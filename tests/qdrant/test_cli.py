@@ -67,10 +67,12 @@ def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False
-    planned = run("migrate", "plan", "items", "--bank", bank, "--k", "4", "--alias", "live")["plan"]
+    planned = run("migrate", "plan", "items", "--bank", bank, "--param", "k=4", "--alias", "live")[
+        "plan"
+    ]
     assert (planned["rows"], planned["target"]) == (60, "items_hubness")
     assert run("status", "items")["status"]["aliases"] == []
-    made = run("migrate", "rehearse", "items", "--bank", bank, "--k", "4", *FAST)
+    made = run("migrate", "rehearse", "items", "--bank", bank, "--param", "k=4", *FAST)
     assert made["target"] == "items_hubness"
     shown = run("migrate", "status", "items")["migration"]
     assert (shown["phase"], shown["rows"]) == ("verified", 60)
@@ -102,7 +104,7 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
 
 def test_other_options_than_those_of_a_switched_migration_are_refused(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
-    options = ("items", "--k", "4", *FAST)
+    options = ("items", "--param", "k=4", *FAST)
     run("migrate", "run", *options, "--bank", bank, "--alias", "one")
     with pytest.raises(InvalidParameter, match=r"^--alias two: .* is 'switched' with --alias one"):
         run("migrate", "run", *options, "--bank", bank, "--alias", "two")
@@ -134,7 +136,7 @@ def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
 
 def test_a_migration_whose_alias_has_moved_on_says_so(run, command, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
-    run("migrate", "run", "items", "--bank", bank, "--k", "4", "--alias", "live", *FAST)
+    run("migrate", "run", "items", "--bank", bank, "--param", "k=4", "--alias", "live", *FAST)
     again = ("migrate", "run", "items")
     assert run(*again)["leads_to"] == "items_hubness"
     assert "now ->" not in command(*again, catch_exceptions=False).stdout
@@ -183,7 +185,7 @@ def test_points_of_several_vectors(run, folder):
 
 
 def test_without_a_copy(run, folder):
-    bank = ("--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
+    bank = ("--bank", str(folder / "bank.npy"), "--param", "k=4", *FAST)
     assert run("enable", "items", *bank, "--plan")["plan"]["side_collections"] == []
     made = run("enable", "items", *bank)["enable"]
     assert (made["rows"], made["side_collection"]) == (60, None)
@@ -233,7 +235,7 @@ def test_what_the_store_cannot_do_is_refused(run, folder, monkeypatch, case):
 
 
 def test_jobs_of_the_library_take_the_address(folder, run):
-    run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
+    run("enable", "items", "--bank", str(folder / "bank.npy"), "--param", "k=4", *FAST)
     for _ in range(2):
         assert status(f"qdrant+file://{folder}/data", "items").where == "beside", "it is closed"
 
@@ -323,7 +325,7 @@ def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
     np.savez(folder / "clicks.npz", query=np.load(folder / "bank.npy"), key=keys)
 
     bank = str(folder / "bank.npy")
-    options = ("items", "--bank", bank, "--k", "4", "--force", *FAST)
+    options = ("items", "--bank", bank, "--param", "k=4", "--force", *FAST)
     prior = ("--prior", "clicks", "--prior-weight", "0.2")
     planned = run("migrate", "plan", *options, *prior)["plan"]
     assert (planned["prior"]["field"], planned["prior"]["weight"]) == ("clicks", 0.2)

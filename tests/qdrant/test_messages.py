@@ -228,7 +228,7 @@ def test_commands_print_words(quick_folder, monkeypatch, command):
     monkeypatch.setenv("MILVUS_HUBNESS_URI", f"qdrant+file://{data}")
     bank, other = str(quick_folder / "bank.npy"), str(quick_folder / "other.npy")
     fast = ("--client-ttl", "0")
-    fitted = ("items", "--bank", bank, "--k", "4", "--force")
+    fitted = ("items", "--bank", bank, "--param", "k=4", "--force")
 
     def run(*words):
         done = command(*words, catch_exceptions=False)

@@ -5,6 +5,7 @@ import json
 import pytest
 from qdrant_client import models
 
+from milvus_hubness.basics.defaults import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.strict.listening import listening
 from tests.support.tls import Authority, Terminator
@@ -29,14 +30,14 @@ def test_a_command_reaches_it(authority, command, wants):
             protocol="http/1.1",
         )
         words = ["status", "items", "--json", "--uri", f"qdrant+https://{before.address}"]
-        trusted = ["--ca", str(authority.file)]
-        shown = ["--cert", str(cert), "--key", str(key)] if wants else []
+        trusted = {CA_VARIABLE: str(authority.file)}
+        shown = {CERT_VARIABLE: str(cert), KEY_VARIABLE: str(key)} if wants else {}
 
-        done = command(*words, *trusted, *shown)
+        done = command(*words, env=trusted | shown)
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["status"]["corrected"] is False
 
-        refused = command(*words, *trusted) if wants else command(*words)
+        refused = command(*words, env=trusted) if wants else command(*words)
         assert refused.exit_code == 1
         assert str(refused.exception).startswith("no Qdrant answers at https://localhost:")
         assert wants or "certificate verify failed" in str(refused.exception)

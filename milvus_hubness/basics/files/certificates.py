@@ -67,7 +67,7 @@ class Certificates:
         """Raise InvalidParameter if there are files and connections to the address use no TLS."""
         if self and not address.startswith(HTTPS):
             raise InvalidParameter(
-                f"certificates (--ca, --cert, --key) are of addresses that begin with {HTTPS}, and "
+                f"certificates ($MILVUS_HUBNESS_CA, _CERT, _KEY) are of addresses that begin with {HTTPS}, and "
                 f"{redacted(address, secrets_in(address))} does not: correct it, or leave them out"
             )
 

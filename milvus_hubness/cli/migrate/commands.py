@@ -23,7 +23,7 @@ def plan(
 ) -> None:
     """Show what a migration would do; write nothing.
 
-    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank,
+    Without --method: nnn if --param is given, else the method that tune chose for this bank,
     else blend.
 
     Example: milvus-hubness migrate plan products --bank queries.npy --measure

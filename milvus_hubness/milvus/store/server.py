@@ -138,7 +138,8 @@ def tls_options(uri: str, certificates: Certificates) -> dict[str, Any]:
     if certificates.ca is None:
         raise InvalidParameter(
             "pymilvus takes a client's certificate only with the authorities of the server: pass "
-            "their file as --ca too, such as /etc/ssl/certs/ca-certificates.crt for the system's"
+            "their file in $MILVUS_HUBNESS_CA too, such as /etc/ssl/certs/ca-certificates.crt for the "
+            "system's"
         )
 
     return {
@@ -308,7 +309,8 @@ def _expect_database(path: str) -> None:
 _CAUSES: Mapping[str, str] = {
     "CERTIFICATE_VERIFY_FAILED.*expired": "its certificate has expired: renew it on the server",
     "CERTIFICATE_VERIFY_FAILED": (
-        "no trusted authority has signed its certificate: pass the file of its authority (--ca)"
+        "no trusted authority has signed its certificate: name the file of its authority "
+        "($MILVUS_HUBNESS_CA)"
     ),
     "Hostname Verification": (
         "its certificate is of another host: use a name that is in the certificate"
@@ -357,9 +359,12 @@ def _cause(uri: str, details: str, options: Mapping[str, Any]) -> str:
         return "it ends the connection: if it uses TLS, write https://"
     if certificate := options.get("client_pem_path"):
         return (
-            f"it ends the connection: it may want another certificate than {certificate} (--cert)"
+            f"it ends the connection: it may want another certificate than {certificate} "
+            "($MILVUS_HUBNESS_CERT)"
         )
-    return "it ends the connection: it may want a client's certificate (--cert and --key)"
+    return (
+        "it ends the connection: it may want a client's certificate ($MILVUS_HUBNESS_CERT and _KEY)"
+    )
 
 
 PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))
