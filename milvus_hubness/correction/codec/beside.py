@@ -31,9 +31,11 @@ from milvus_hubness.correction.codec.base import (
 
 SLOTS = 2
 """Slots of entries: that of the generation that searches read, and that of the other one."""
-SLOT_KEYS = (BIAS_FIELD, "hubness_bias_1")
-"""Keys of payloads with the biases, by slot, without their suffix."""
-NUMBER_KEYS = (EPOCH_FIELD, "hubness_epoch_1")
+SLOT_KEYS = (BIAS_FIELD, "hubness_second_bias")
+"""Keys of payloads with the biases, by slot, without their suffix, which is one of a field's name: no
+key with one is a key of the other slot.
+"""
+NUMBER_KEYS = (EPOCH_FIELD, "hubness_second_epoch")
 """Keys of payloads with the numbers of the generations, by slot, without their suffix."""
 SIDE_FIELD = "biases"
 """Vector field of a side collection, whose first component is the bias."""

@@ -28,6 +28,9 @@ REPAIR_ROUNDS = 20
 """How often the biases of rows that change meanwhile are computed again."""
 
 
+NO_CORRECTIONS: Mapping[int, Correction] = {}
+
+
 @dataclass(frozen=True)
 class Entries(StoredBiases):
     """The entries of a collection whose biases are beside its vectors."""
@@ -119,22 +122,31 @@ class Entries(StoredBiases):
             "their biases are written: run it again when there are fewer writes"
         )
 
-    def wait_visible(self) -> None:
+    def wait_visible(self, corrections: Mapping[int, Correction] = NO_CORRECTIONS) -> None:
         """Wait until every search sees all writes, and
         remove the biases of rows that no longer exist.
+
+        corrections: by slot, for rows that a client has inserted again meanwhile, and whose entries
+        went with those of the former rows.
         """
         name = self.info.name
         if not self.codec.sides:
             self.store.wait_visible(name)
             return
 
-        for side in self.loaded_sides.values():
+        for slot, side in self.loaded_sides.items():
             for page in absent(key_pages(self.store, side), self.store, name):
                 # Clients write a row before its bias, so the
                 # row of every key that was read already exists.
                 existing = set(self.store.get(name, page, self.codec.field).keys)
-                if orphans := [key for key in page if key not in existing]:
-                    self.store.delete(side, orphans)
+                orphans = [key for key in page if key not in existing]
+                if not orphans:
+                    continue
+
+                self.store.delete(side, orphans)
+                back = self.store.get(name, orphans, self.codec.field).keys
+                if back and slot in corrections:
+                    self.write(back, None, {slot: corrections[slot]})
 
             self.store.wait_visible(side)
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import CollectionExists
+from milvus_hubness.errors import CollectionExists, StateError
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
-from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.ownership import LEDGER, SIDE_PROPERTY, owner_in
 from milvus_hubness.jobs.store.protocols import SideCollections, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
@@ -26,22 +26,42 @@ def expect_free_sides(store: Store, source: CollectionInfo, sides: Iterable[str]
     """Raise CollectionExists if a collection that was created since the plan has one of the names."""
     for side in sides:
         if not capability(store, SideCollections).can_hold_side(source, side):
-            raise CollectionExists(
-                f"collection {side!r} was created since this plan was made: plan again"
-            )
+            raise _created_since(side)
 
 
-def create_sides(lease: Lease, source: CollectionInfo, sides: Iterable[str]) -> None:
-    """Create empty side collections; what an unfinished `enable` has left of them is dropped.
+def _created_since(side: str) -> CollectionExists:
+    return CollectionExists(f"collection {side!r} was created since this plan was made: plan again")
 
-    Both are there from the beginning, so that no refresh needs further rights. Raises LeaseLost.
+
+def create_side(lease: Lease, source: CollectionInfo, side: str) -> None:
+    """Create an empty side collection; what an unfinished `enable` has left of it is dropped.
+
+    All are there from the beginning, so that no refresh needs further rights. Raises LeaseLost, and
+    CollectionExists for a collection of somebody else, which stays.
     """
     store = lease.store
-    for side in sides:
-        if store.exists(side):
-            lease.drop(side)
-        capability(store, SideCollections).create_side(source, side)
-        lease.fence(side)
+    try:
+        drop_side(lease, source, side)
+    except StateError:
+        raise _created_since(side) from None
+    capability(store, SideCollections).create_side(source, side)
+    lease.fence(side)
+
+
+def drop_side(lease: Lease, source: CollectionInfo, side: str) -> None:
+    """Drop a side collection if it exists.
+
+    Raises LeaseLost, and StateError for a collection that is none of `source`, which stays.
+    """
+
+    def expect_side(name: str) -> None:
+        side_of = owner_in(lease.store.properties_of(name), SIDE_PROPERTY)
+        if side_of is None or not side_of.is_same(source.collection_id):
+            raise StateError(
+                f"collection {side!r} is no side collection of {source.name!r}: it stays"
+            )
+
+    lease.drop(side, expect_side)
 
 
 def wait_unread(

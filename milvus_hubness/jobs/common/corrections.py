@@ -137,7 +137,7 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
         nearest = _nearest(store, collection, state, profile, bank.queries, profile.gate)
 
         # A list of its own: clients go on with the former one until they read the new state.
-        reference = store.save_nearest(profile.bank, collection, nearest)
+        reference = store.save_nearest(profile.bank, (collection, state.field, name), nearest)
         state = state.with_profile(profile.model_copy(update={"bank": reference}), name)
     return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,13 +19,15 @@ from milvus_hubness.errors import (
     AlreadyCorrected,
     LeaseLost,
     NotCorrected,
+    StateError,
     VerificationFailed,
     name_some,
 )
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.beside.filling import fill_generation
 from milvus_hubness.jobs.beside.generations import (
-    create_sides,
+    create_side,
+    drop_side,
     expect_free_sides,
     flush_generation,
     noted_unchecked,
@@ -42,6 +44,7 @@ from milvus_hubness.jobs.store.protocols import (
     BiasKeys,
     Store,
     capability,
+    confirm_bank,
     expect_store,
     undo_save_bank,
 )
@@ -119,15 +122,23 @@ def enable(
 
 
 @contextmanager
-def _undone() -> Iterator[ExitStack]:
+def _undone(lease: Lease) -> Iterator[ExitStack]:
     """Yield a stack whose callbacks run if the block fails, unless the lease is lost."""
     stack = ExitStack()
     try:
         yield stack
-    except BaseException as error:
-        if not isinstance(error, LeaseLost):
-            stack.close()
+    except LeaseLost:
         raise
+    except BaseException:
+        # Whatever failed: what another job has made since then has the same names.
+        lease.check_now()
+        stack.close()
+        raise
+
+
+def _drop_if_ours(lease: Lease, source: CollectionInfo, side: str) -> None:
+    with suppress(StateError):
+        drop_side(lease, source, side)
 
 
 def _enable_reranking(
@@ -135,12 +146,13 @@ def _enable_reranking(
 ) -> dict[str, Any]:
     store = lease.store
     name = plan.source.name
-    with _undone() as undo:
+    with _undone(lease) as undo:
         state = _new_state(store, plan, undo)
         expect_free_sides(store, plan.source, plan.sides)
         for side in plan.sides:
-            undo.callback(lease.drop, side)
-        create_sides(lease, plan.source, plan.sides)
+            # Before it is created, which may fail half way: what is not ours stays.
+            undo.callback(_drop_if_ours, lease, plan.source, side)
+            create_side(lease, plan.source, side)
         if not plan.sides:
             capability(store, BiasKeys).add_bias_keys(name, plan.suffix)
             # Who has not heard of the keys would show them among the user's own.
@@ -150,12 +162,14 @@ def _enable_reranking(
         slot = state.profile.slot
         fill_generation(entries, slot, plan.correction, "writing biases", progress)
         flush_generation(store, state, slot)
-        entries.wait_visible()
+        entries.wait_visible({slot: plan.correction})
 
         # Registered before the write, which may reach the database although it fails.
         undo.callback(store.write_property, name, state.property_name, None)
         with noted_unchecked(store, plan.source, plan.field):
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
+            stored = plan.correction.stored_bank(plan.chosen.target_bank)
+            confirm_bank(store, state.profile.bank, stored, state.metric)
 
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
@@ -206,7 +220,7 @@ def _fill_all(entries: Entries, correction: Correction, doing: str, progress: Pr
         if not wrong:
             return filled.rows
 
-        entries.wait_visible()
+        entries.wait_visible({slot: correction})
         doing = "verifying"
 
     raise VerificationFailed(
@@ -233,7 +247,8 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
 
-        forget_fits(store, [state])
+        filling = [state.with_profile(state.filling)] if state.filling is not None else []
+        forget_fits(store, [state, *filling])
         # The state goes before the biases, so that no client or job looks for them.
         store.write_property(info.name, state.property_name, None)
         sides = side_helpers([state])

@@ -61,7 +61,13 @@ from milvus_hubness.jobs.store.helpers import (
     prepare_rename,
 )
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
-from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import (
+    Renaming,
+    Store,
+    capability,
+    confirm_bank,
+    expect_store,
+)
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5
@@ -398,6 +404,9 @@ class Migrator:
         # Before the copy exists, which nobody may read without them; then with its number.
         self._list_banks(source, CollectionId(name=migration.target))
         self._store.create_copy(planned, migration.target, migration.corrected())
+
+        for bank, stored in self._saved_banks.items():
+            confirm_bank(self._store, bank, stored, migration.corrected().metric)
 
         copy = self._store.info(migration.target, counted=False)
         self._list_banks(source, copy.collection_id)

@@ -31,6 +31,7 @@ from milvus_hubness.jobs.enable.plan import measure
 from milvus_hubness.jobs.refresh.biases import Sample, fit, sampled
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.jobs.refresh.refreshing import Action, Refreshing, RefreshResult
+from milvus_hubness.jobs.store.protocols import confirm_bank
 
 
 class Beside(Refreshing):
@@ -78,6 +79,9 @@ class Beside(Refreshing):
             "epoch": 1 + max([self.state.profile.epoch, *former_epochs]),
         }
         job = self._announced("filling", fresh.model_copy(update=placed))
+        potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
+        stored = replace(plan.bank, potentials=potentials)
+        confirm_bank(self.store, fresh.bank, stored, self.state.metric)
         return job._written(plan.bank, plan.reason)
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
@@ -99,6 +103,8 @@ class Beside(Refreshing):
             self._replace_other(None)
             return self.result("none", "the unfinished refresh was given up", scanned=0)
 
+        # Before clients are to write its biases, for which they read it too.
+        bank = self.store.load_bank(other.profile.bank)
         job = self
         if other.use == "former":
             # The rows count as fitted now: what a refit changed would be due again at once.
@@ -106,7 +112,6 @@ class Beside(Refreshing):
             sample = sampled(self.store, self.info, self.state, None, self.options.progress)
             self.fit_of(profile).write(sample.key_count, sample.fitted)
             job = self._announced("returning", profile)
-        bank = self.store.load_bank(other.profile.bank)
         return job._written(bank, "the last refresh was taken back")
 
     def _announced(self, use: Literal["filling", "returning"], profile: Profile) -> Beside:
@@ -141,7 +146,7 @@ class Beside(Refreshing):
             correction = load_correction(self.store, self.state, filling, self.options.engine)
             filled = self._filled(entries, filling.slot, correction, "writing biases")
             flush_generation(self.store, self.state, filling.slot)
-            entries.wait_visible()
+            entries.wait_visible({filling.slot: correction})
 
             fresh = filling.model_copy(update={"refreshed_at": now()})
             former = OtherGeneration(use="former", profile=self.state.profile)

@@ -126,6 +126,9 @@ SPARE_SECONDS = 24 * 3600
 names it within half of that time.
 """
 
+SPARE_LIST_SECONDS = 3600
+"""A list of nearest items that another one has replaced is dropped so long after it was written."""
+
 MOST_FIRST_ROWS = 10_000
 """Most first rows of generations that are looked at: a bank collection has a few, unless somebody
 adds rows to it.
@@ -159,6 +162,11 @@ def generation_of(bank: StoredBank) -> str:
         clicks = sorted((repr(key), float(count)) for key, count in bank.clicks.items())
         digest.update(f"clicks{clicks!r}".encode())
     return digest.hexdigest()[:32]
+
+
+def _digest_of(value: Any) -> str:
+    """Return a digest of lists, texts and numbers."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:24]
 
 
 def _arrays_of(bank: QueryBank) -> list[npt.NDArray[Any]]:
@@ -504,7 +512,7 @@ class BankGenerations(ABC):
 
     @abstractmethod
     def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
-        """Yield `generation` and `added_at` of the first row of each part of each generation; a row
+        """Yield `generation`, `part` and `added_at` of the first row of each part of each generation; a row
         that lacks one of them was not written by this package.
         """
 
@@ -561,20 +569,36 @@ class BankGenerations(ABC):
         return validated(reference, bank) if checked else bank
 
     def save_nearest(
-        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+        self, reference: BankReference, owner: Sequence[str], nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        # Searches read the present list until a collection state names the new one.
-        first = f"nearest_{collection}_0"
-        second = f"nearest_{collection}_1"
-        part = second if reference.nearest == first else first
-
+        # Searches read the present list until a collection state names the new one. A job that was held
+        # up writes under another name than the one that took over, unless the lists are the same.
+        lists_of_owner = f"nearest_{_digest_of(owner)}_"
+        part = lists_of_owner + _digest_of([list(keys) for keys in nearest])
         dim, _ = self._describe_bank(reference.collection)
-        self._delete_bank_rows(reference.collection, reference.generation, part=part)
         rows = [
             {"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest
         ]
         self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
+        self._drop_lists(reference, lists_of_owner, {part, reference.nearest})
         return reference.model_copy(update={"nearest": part})
+
+    def _drop_lists(self, reference: BankReference, lists_of_owner: str, kept: set[str]) -> None:
+        """Delete lists of nearest items that no client reads any more: those of this owner that are an
+        hour old, but for these.
+        """
+        before = int(time.time() - SPARE_LIST_SECONDS)
+        first_rows = islice(self._first_rows(reference.collection), MOST_FIRST_ROWS)
+        old = {
+            str(row.get("part"))
+            for row in first_rows
+            if row.get("generation") == reference.generation and _added_at(row) < before
+        }
+        for part in sorted(old - kept):
+            if part.startswith(lists_of_owner):
+                self._delete_bank_rows(
+                    reference.collection, reference.generation, part=part, before=before
+                )
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
         named = {bank.collection for bank in references}

@@ -303,10 +303,12 @@ class Banks(Protocol):
         """
 
     def save_nearest(
-        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+        self, reference: BankReference, owner: Sequence[str], nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
         """Save the keys of the items nearest to the queries, then to the targets; return a
         reference that names them. The rows that `reference` names stay as they are.
+
+        owner: whose items they are, such as a collection, a field and a profile of it.
         """
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
@@ -479,6 +481,14 @@ def validate_new_names(store: Store, *names: str | None) -> None:
     for name in names:
         if name is not None and not store.exists(name):
             store.validate_name(name)
+
+
+def confirm_bank(store: Store, reference: BankReference, bank: StoredBank, metric: Metric) -> None:
+    """Write a bank again, now that a collection state names it, as far as its rows are gone.
+
+    Until the state named it, another job, which knew of no use, may have dropped it.
+    """
+    store.save_bank(reference.collection, bank, metric, in_use=True)
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:

@@ -89,7 +89,8 @@ class Writes:
 
         valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and the
         collection state that says whether a copy gets the rows, too. If a write to a side
-        collection fails, the rows are stored without biases. Raises StoreError if the client may
+        collection fails, the rows are stored, with the biases that they had before: whoever writes
+        them again gives them theirs. Raises StoreError if the client may
         not write to a side collection; nothing is stored then.
         """
         are_new = write.method == "insert"
@@ -99,8 +100,9 @@ class Writes:
             write.collection, write.timeout, put, put_again
         )
 
-        # The rows are stored at this point: a later failure must not write them again.
-        if sent.side_rows:
+        # The rows are stored at this point: a later failure must not write them again. Where there was
+        # no correction when they were encoded, `enable` may have read them before they were stored.
+        if sent.side_rows or cached is not sent.cached:
             yield from self._put_biases(write, sent, are_new, valid)
         return sent.answer, cached
 
@@ -206,7 +208,8 @@ class Writes:
 
             if not codec.sides:
                 rows = stored = with_columns(rows, columns)
-            elif write.bias == "compute":
+            else:
+                # Pending ones too: what is left of a former vector must not stay.
                 yield from self._rights.expect(cached, "upsert", write.timeout)
                 for side in SideBiases.written(state):
                     side_columns.append((side, codec.side_columns(columns, side.slot)))

@@ -162,7 +162,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
 
     def _first_rows(self, collection: str) -> Iterator[Row]:
         self._ensure_loaded(collection)
-        fields = ["id", "generation", "added_at"]
+        fields = ["id", "generation", "part", "added_at"]
         for _, page in self._pages(collection, "id", fields, QUERIES_PER_PAGE, where="number == 0"):
             yield from page.values()
 

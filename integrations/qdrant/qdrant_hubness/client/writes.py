@@ -8,6 +8,7 @@ right, whichever of two clients that write the same point comes last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
@@ -70,6 +71,9 @@ _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 """Fields of a payload that hold biases."""
 
+NOTHING_TO_DO = models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+"""The answer to a call that changes no point."""
+
 
 class Writing(StateCache):
     """The methods that change points."""
@@ -118,7 +122,7 @@ class Writing(StateCache):
             call = yield from self._with_ids(collection, call)
             call = call.having(wait=True)
             if not self._ids(call):
-                return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+                return NOTHING_TO_DO
 
         # A payload that no prior can use would make the next refresh fail.
         if (payload := call.options.get("payload")) is not None:
@@ -130,6 +134,11 @@ class Writing(StateCache):
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
+            if call.method != "upsert":
+                # Their biases are set apart from the vectors, and only where these change.
+                call = yield from self._with_ids(collection, call)
+                if not self._ids(call):
+                    return NOTHING_TO_DO
             call, payloads = yield from self._encode_call(collection, cached, call)
 
         try:
@@ -243,12 +252,24 @@ class Writing(StateCache):
                 return
 
             cached = newest
-            points = _points_of(call)
-            vectors = [by_name(point.vector) for point in points]
-            columns = yield from self._encode(collection, cached, points, vectors, valid=False)
-            keyed = zip(points, columns, strict=True)
-            payloads = [(key_of(point.id), biases) for point, biases in keyed if biases]
-            yield from self._set_biases(cached.real_name or collection, payloads)
+            yield from self._bias_again(cached.real_name or collection, cached, call)
+
+    def _bias_again(self, collection: str, cached: CachedState, call: Call) -> Operation[None]:
+        """Write the biases of the points of a call again, of the vectors that they have now: a
+        condition may have left some as they were, and another client may have changed some since.
+        """
+        ids = [key_of(point.id) for point in _points_of(call)]
+        options = {"with_payload": True, "with_vectors": True}
+        points = yield from self.divided(collection, "retrieve", ids, options)
+        beside = {field for field, state in cached.states.items() if state.codec.leaves_vectors}
+        vectors = [
+            {name: vector for name, vector in by_name(point.vector).items() if name in beside}
+            for point in points
+        ]
+        columns = yield from self._encode(collection, cached, points, vectors, valid=False)
+        keyed = zip(points, columns, strict=True)
+        payloads = [(key_of(point.id), biases) for point, biases in keyed if biases]
+        yield from self._set_biases(collection, payloads)
 
     def _complete(
         self,
@@ -269,6 +290,10 @@ class Writing(StateCache):
             yield from self._set_biases(
                 collection, [(key, payloads[key]) for key in keys if key in payloads]
             )
+        elif payloads:
+            # Whether it was carried out is unknown.
+            with suppress(HubnessError, *FAILURES):
+                yield from self._bias_again(collection, cached, call)
 
         if cached.dual_write is None or cached.former:
             return

@@ -76,7 +76,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         scroll = Scroll(
             page=self._rows_per_request(form),
             where=models.Filter(must=[first]),
-            with_payload=["generation", "added_at"],
+            with_payload=["generation", "part", "added_at"],
         )
         for page in self._pages(collection, None, form.limits, scroll):
             yield from (point.payload for point in page)

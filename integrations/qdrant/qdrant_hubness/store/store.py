@@ -332,7 +332,8 @@ class QdrantStore(QdrantBanks):
 
         return [
             *strict_mode.remarks(source.schema["described"], source.rows),
-            "points that clients other than HubnessQdrantClient write have no bias until a refresh",
+            "points that clients other than HubnessQdrantClient write have no bias until a refresh, and "
+            "vectors that they update keep the former bias until one of all rows (--refit)",
         ]
 
     def add_bias_keys(self, collection: str, suffix: str) -> None:
