@@ -10,7 +10,7 @@ import pytest
 
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
-from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
+from milvus_hubness.jobs.migration.corrected import unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.refresh.status import status
@@ -93,7 +93,7 @@ def killed_and_continued(refit, moment):
         assert refit.command.struck("process", moment) == -signal.SIGKILL
         with refit.place.open() as database:
             info = database.store.info(refit.name)
-            left = unfinished(refreshes_of(database.store, info.name), info, info.state.field)
+            left = unfinished(Ledger(database.store).migrations(info.name), info, info.state.field)
             begun = left and left.state.profile.bank.generation
             # Clients go on sampling.
             refit.sample(database, 1_000, 30)

@@ -15,7 +15,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.fits import FITS
 from milvus_hubness.jobs.migration.clean import clean
-from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
+from milvus_hubness.jobs.migration.corrected import unfinished
+from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.support.databases import OnMilvus
@@ -237,7 +238,7 @@ def killed(*_, **__):
 def unfinished_refresh(growing):
     """The migration that a killed refresh has begun."""
     info = growing.store.info(growing.name)
-    return unfinished(refreshes_of(growing.store, info.name), info, info.state.field)
+    return unfinished(Ledger(growing.store).migrations(info.name), info, info.state.field)
 
 
 @pytest.mark.long

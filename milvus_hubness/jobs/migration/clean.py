@@ -247,6 +247,18 @@ def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migr
     refresh = replaced_by(ledger, name, drop)
     if refresh is not None:
         return refresh
+
+    # An alias leads to the latest copy, and a chain of refreshes from there to what is to go.
+    related = ledger.related(name)
+    copies = [migration for migration in related if migration.target == drop]
+    sources = [
+        migration
+        for migration in related
+        if migration.source_now == drop and target in {None, migration.target}
+    ]
+    for matching in (copies, sources):
+        if len(matching) == 1:
+            return matching[0]
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
 
 

@@ -22,41 +22,55 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 OVER = {"switched", "rolled back", "finished"}
 """Phases in which a refresh has nothing left to do."""
 
-
-def refreshes_of(store: Store, collection: str) -> list[Migration]:
-    """Return all migrations in the ledger that refreshes have begun, finished or not.
-
-    Raises StateError if the entry of a migration from or to this collection cannot be read.
-    """
-    return [migration for migration in Ledger(store).migrations(collection) if migration.is_refresh]
+MOVING = {"switching", "rolling back"}
+"""Phases in which names move."""
 
 
 def unfinished(
-    refreshes: Sequence[Migration], info: CollectionInfo, field: str
+    migrations: Sequence[Migration], info: CollectionInfo, field: str
 ) -> Migration | None:
     """Return the unfinished refresh of this field of the collection, if any."""
     of_this_collection = (
         refresh
-        for refresh in reversed(refreshes)
-        if refresh.source == info.name and refresh.field == field and is_source(info, refresh)
+        for refresh in reversed(migrations)
+        if refresh.is_refresh
+        and refresh.source == info.name
+        and refresh.field == field
+        and is_source(info, refresh)
     )
-    return next((refresh for refresh in of_this_collection if refresh.phase not in OVER), None)
+    return next(
+        (refresh for refresh in of_this_collection if refresh.phase not in {*OVER, *MOVING}), None
+    )
 
 
-def half_switched(refreshes: Sequence[Migration], name: str) -> Migration | None:
-    """Return the refresh some of whose names have moved while others have not, if `name` is one of
+def half_switched(migrations: Sequence[Migration], name: str) -> Migration | None:
+    """Return the migration whose names a killed run was moving, there or back, if `name` is one of
     them or one of its collections.
     """
-    switching = (refresh for refresh in refreshes if refresh.phase == "switching")
     return next(
         (
-            refresh
-            for refresh in switching
-            if refresh.switch is not None
-            and name in {*refresh.switch.names, refresh.source, refresh.source_now, refresh.target}
+            migration
+            for migration in migrations
+            if migration.phase in MOVING
+            and migration.switch is not None
+            and name
+            in {
+                *migration.switch.names,
+                migration.source,
+                migration.source_now,
+                migration.target,
+            }
         ),
         None,
     )
+
+
+def has_moved_in_part(store: Store, migration: Migration) -> bool:
+    """Whether some names of a migration have moved, there or back, and others have not."""
+    if migration.phase not in MOVING or migration.switch is None:
+        return False
+    behind = {store.alias_target(name) for name in migration.switch.names}
+    return migration.target in behind and bool(behind & {migration.source, migration.source_now})
 
 
 def expect_copyable(

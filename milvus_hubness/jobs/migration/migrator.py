@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
@@ -38,6 +39,7 @@ from milvus_hubness.jobs.migration.copy import (
     copy_chunks,
     prepared,
 )
+from milvus_hubness.jobs.migration.corrected import has_moved_in_part
 from milvus_hubness.jobs.migration.ledger import (
     Ledger,
     Migration,
@@ -200,6 +202,7 @@ def roll_back(store: Store, name: str, options: MigrationOptions) -> Rollback:
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
     with opened(store, migration, options) as migrator:
+        migrator.expect_no_other_move()
         return migrator.roll_back()
 
 
@@ -274,6 +277,11 @@ class Migrator:
             self.roll_back()
             return self.migration
 
+        if self._compares_again():
+            # The names that this run is to move are those that the killed one was to move.
+            alias, rename = self._named_by_switch()
+            migration = self.migration
+
         moves_name = migration.is_refresh or alias is not None or rename
         if migration.phase in {"preparing", *UNFINISHED}:
             source = self._store.info(migration.source_now, counted=False)
@@ -309,10 +317,10 @@ class Migrator:
         Without `_writes_to_both`, a second one would have to look for writes that miss the copy.
         """
         pair = self._pair()
-        switch = self._switch(source, alias, rename)
         with self._writes_to_both(pair):
             self._verify(source, pair)
             warm(self._store, self.migration)
+            switch = self._last_switch(alias, rename)
             # The control file may have postponed the cutover meanwhile.
             is_postponed = self._is_postponed
             if not is_postponed:
@@ -325,6 +333,56 @@ class Migrator:
 
         self._write(phase="switching", switch=switch)
         self._move_name()
+
+    def _last_switch(self, alias: str | None, rename: bool) -> Switch:
+        """Return the switch that comes now, of the names that the source has now.
+
+        The copy is like the source of the beginning: raises ResumeRefused if somebody has changed its
+        schema, partitions or indexes since. Grants that were given since are carried over.
+        """
+        source = self._store.info(self.migration.source_now)
+        self._require_unchanged(source)
+        if self.migration.is_refresh:
+            carry_grants(self._store, source.name, self.migration.target)
+        return self._switch(source, alias, rename)
+
+    def _compares_again(self) -> bool:
+        """Whether a killed run was about to move the first name; its comparison does not count then.
+
+        Its writes to both sides may have ended since: other jobs announce theirs, and clients that are
+        none of ours write to one side.
+        """
+        if self.migration.phase != "switching" or self._has_moved():
+            return False
+        self._write(phase="verified")
+        return True
+
+    def _named_by_switch(self) -> tuple[str | None, bool]:
+        """Return the alias that a killed run was to move, and whether it was to rename the source."""
+        switch = self.migration.switch
+        if switch is None or self.migration.is_refresh:
+            return None, False
+        if switch.source_renamed is not None:
+            return None, True
+        return switch.name, False
+
+    def _has_moved(self) -> bool:
+        """Whether a name has moved to the copy, or the source has its new name already."""
+        switch = self.migration.switch
+        # A lost switch is an error of the move itself.
+        if switch is None:
+            return True
+        if switch.source_renamed is not None and self._store.exists(switch.source_renamed):
+            return True
+        return any(self._store.alias_target(name) == self.migration.target for name in switch.names)
+
+    def _has_moved_back(self, switch: Switch) -> bool:
+        """Whether a name has moved back to the source, or the source has its own name already."""
+        renamed = switch.source_renamed
+        if renamed is not None and not self._store.exists(renamed):
+            return True
+        sources = {self.migration.source, renamed}
+        return any(self._store.alias_target(name) in sources for name in switch.names)
 
     def _switch(self, source: CollectionInfo, alias: str | None, rename: bool) -> Switch:
         """Return the switch that is to come. Raises as `chosen_switch` and `switch_of_refresh`."""
@@ -375,9 +433,12 @@ class Migrator:
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
+            remedy = "use --restart"
+            if self.migration.is_refresh:
+                remedy = "refresh again, which makes another copy"
             raise ResumeRefused(
-                f"the schema of {source.name!r} has changed since the migration began: use "
-                "--restart"
+                f"the schema, the partitions or the indexes of {source.name!r} have changed since the "
+                f"migration began: {remedy}"
             )
 
     def _prepare(self, plan: MigrationPlan | None, source: CollectionInfo) -> None:
@@ -559,18 +620,20 @@ class Migrator:
 
     def cut_over(self, alias: str | None, rename: bool) -> None:
         """Move the name of a verified migration to the copy, or complete that step."""
+        self._compares_again()
         migration = self.migration
         store = self._store
         if migration.phase == "verified":
             source = store.info(migration.source)
-            switch = self._switch(source, alias, rename)
+            name = self._switch(source, alias, rename).name
             warm(store, migration)
 
             pair = self._pair()
             self._await_release(pair, source.partitions)
-            self._report("before-cutover", alias=switch.name)
+            self._report("before-cutover", alias=name)
             with self._writes_to_both(pair):
                 self._until_equal(pair, source.partitions)
+                switch = self._last_switch(alias, rename)
 
             # Catch-up may have changed what is nearest to the bank since the verification.
             state = keep_nearest(store, migration.target, self.migration.corrected())
@@ -621,7 +684,7 @@ class Migrator:
             window = self._rename_source(switch.name, renamed)
 
         began = time.perf_counter()
-        self._move_aliases(switch.names, origin=self.migration.source_now, to=target)
+        self._move_aliases(switch, origin=self.migration.source_now, to=target)
         if renamed is None:
             window = time.perf_counter() - began
 
@@ -662,18 +725,54 @@ class Migrator:
             self._await_clients()
         return window
 
-    def _move_aliases(self, names: Sequence[str], *, origin: str, to: str) -> None:
+    def _move_aliases(self, switch: Switch, *, origin: str, to: str) -> None:
         """Move aliases from one side of the migration to the other, one by one, and wait until every
         client has read where they lead to.
 
-        Meanwhile some clients still read and write `origin`: both sides get the writes of all.
+        Meanwhile some clients still read and write `origin`: both sides get the writes of all. An alias
+        that its owner has moved away or dropped meanwhile stays so, unless that is true of all.
         """
+        names = self._movable(switch)
         # Before an alias moves: clients that follow it find this at once.
         self._announce(to, origin)
         for name in names:
             self._lease.check()
             self._point(name, to)
         self._await_clients()
+
+    def _movable(self, switch: Switch) -> list[str]:
+        """Return the aliases that lead to one collection of the migration, or are to be created.
+
+        Raises WrongPhase if none does.
+        """
+        migration = self.migration
+        sides = {migration.source, migration.source_now, migration.target, switch.source_renamed}
+        # The alias of a first migration may be new.
+        new = switch.name if migration.phase == "switching" and not migration.is_refresh else None
+        leads_to = {name: self._store.alias_target(name) for name in switch.names}
+        movable = []
+        for name, behind in leads_to.items():
+            if (behind is not None and behind in sides) or (behind is None and name == new):
+                movable.append(name)
+            else:
+                log.warning("%s", self._stray(name, behind))
+
+        if not movable:
+            raise WrongPhase(
+                f"{self._stray(switch.name, leads_to[switch.name])}: let it lead to one of these, and "
+                "repeat the command"
+            )
+        return movable
+
+    def _stray(self, alias: str, behind: str | None) -> str:
+        """Return what is said of an alias that leads to no collection of the migration any more."""
+        migration = self.migration
+        where = "nowhere since somebody dropped it"
+        if behind is not None:
+            where = f"to {behind!r} since somebody moved it"
+        return (
+            f"{alias!r} leads {where}, and not to {migration.source_now!r} or {migration.target!r}"
+        )
 
     def _await_clients(self) -> None:
         """Wait until all clients have read the state again."""
@@ -684,6 +783,16 @@ class Migrator:
     def _end_dual_writes(self) -> None:
         for name in (self.migration.target, self.migration.source_now):
             self._store.write_property(name, DUAL_WRITE_PROPERTY, None)
+
+    def expect_no_other_move(self) -> None:
+        """Raise WrongPhase while another migration of the copy has moved some of its names."""
+        migration = self.migration
+        for other in self._ledger.migrations(migration.target):
+            if other.id != migration.id and has_moved_in_part(self._store, other):
+                raise WrongPhase(
+                    f"some names have moved between {other.source_now!r} and {other.target!r}, and "
+                    f"others have not: repeat the refresh or the rollback of {other.target!r} first"
+                )
 
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""
@@ -700,12 +809,17 @@ class Migrator:
                 f"back yourself, and then drop {target!r}"
             )
 
+        if migration.phase == "rolling back" and not self._has_moved_back(switch):
+            # What was written since the killed run carried the rows back is to be carried, too.
+            self._write(phase="switched")
+
         carried = 0
-        if migration.phase == "switched":
+        if self.migration.phase == "switched":
             self._require_in_use(switch)
+            switch = self._with_further_aliases(switch)
             self._report("before-rollback", alias=switch.name)
             carried = self._carry_back()
-            self._write(phase="rolling back")
+            self._write(phase="rolling back", switch=switch)
 
         # A run that was killed in this phase begins here again: each step looks whether it is done.
         self._lease.check()
@@ -721,35 +835,33 @@ class Migrator:
         return Rollback(switch.name, source, target, carried)
 
     def _point(self, alias: str, collection: str) -> None:
-        """Let an alias lead to one collection of the migration, unless it does already.
-
-        Raises WrongPhase if somebody has moved it to a third one meanwhile.
-        """
-        migration = self.migration
-        behind = self._store.alias_target(alias)
-        if behind == collection:
-            return
-        if behind not in {None, migration.source, migration.source_now, migration.target}:
-            raise WrongPhase(
-                f"{alias!r} leads to {behind!r} since somebody moved it, and not to "
-                f"{migration.source_now!r} or {migration.target!r}: let it lead to one of these, and "
-                "repeat the command"
-            )
-        self._store.point_alias(alias, collection)
-        self._confirm(alias, collection)
+        """Let an alias lead to one collection of the migration, unless it does already."""
+        if self._store.alias_target(alias) != collection:
+            self._store.point_alias(alias, collection)
+            self._confirm(alias, collection)
 
     def _require_in_use(self, switch: Switch) -> None:
-        """Raise WrongPhase if a name leads to another collection than the copy: newer writes are
-        there, and only the copy's would be carried back.
+        """Raise WrongPhase if no name leads to the copy: newer writes are elsewhere, and only the copy's
+        would be carried back.
         """
         target = self.migration.target
-        for name in switch.names:
-            behind = self._store.alias_target(name)
-            if behind not in {None, target}:
+        leads_to = {name: self._store.alias_target(name) for name in switch.names}
+        if target in leads_to.values() or set(leads_to.values()) == {None}:
+            return
+        for name, behind in leads_to.items():
+            if behind is not None:
                 raise WrongPhase(
                     f"{name!r} leads to {behind!r}, where newer writes may be, and not to the copy "
                     f"{target!r}: roll back {name!r} itself, or let it lead to {target!r} first"
                 )
+
+    def _with_further_aliases(self, switch: Switch) -> Switch:
+        """Return the switch with the aliases that the copy was given since: who reads by them would
+        be left with a copy that gets no writes any more.
+        """
+        aliases = self._store.info(self.migration.target, counted=False).aliases
+        further = sorted(set(aliases) - set(switch.names))
+        return switch.model_copy(update={"others": (*switch.others, *further)})
 
     def _carry_back(self) -> int:
         """Have clients write to the source too, and carry over what it lacks.
@@ -759,6 +871,8 @@ class Migrator:
         migration = self.migration
         pair = pair_of(self._store, migration, back=True)
         partitions = self._store.info(migration.source_now).partitions
+        if migration.is_refresh:
+            carry_grants(self._store, migration.target, migration.source_now)
         self._announce(migration.target, migration.source_now)
         self._wait_for_clients()
 
@@ -775,14 +889,14 @@ class Migrator:
         migration = self.migration
         renamed = switch.source_renamed
         if renamed is None:
-            self._move_aliases(switch.names, origin=migration.target, to=migration.source)
+            self._move_aliases(switch, origin=migration.target, to=migration.source)
             return
 
         # A run that was killed may have renamed the source already.
         if store.exists(renamed):
             # At first as an alias: a client that still asks the copy does so by the copy's name.
             if store.alias_target(switch.name) is not None:
-                self._move_aliases(switch.names, origin=migration.target, to=renamed)
+                self._move_aliases(switch, origin=migration.target, to=renamed)
                 # The alias has the source's own name, which must be free for the renaming.
                 store.drop_alias(switch.name)
             prepare_rename(store, renamed, switch.name)

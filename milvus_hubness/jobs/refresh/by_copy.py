@@ -29,7 +29,6 @@ from milvus_hubness.jobs.migration.corrected import (
     begun,
     drop_former,
     expect_copyable,
-    refreshes_of,
     replaced_copies,
     target_of,
     unfinished,
@@ -73,8 +72,11 @@ class ByCopy(Refreshing):
         )
 
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
-        """Note that all biases are up to date; rows without one get theirs in the next copy."""
+        """Note that all biases are up to date; rows without one get theirs in the next copy. A copy that
+        a killed refresh left has other biases, and goes.
+        """
         if not self.is_planned:
+            self._drop_unfinished()
             renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
             state = self.state.with_profile(self.state.profile.model_copy(update=renewed))
             self.write_state(keep_nearest(self.store, self.info.name, state))
@@ -262,14 +264,7 @@ class ByCopy(Refreshing):
     def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
         self._drop_unfinished()
         state = self._state(fresh, correction.layout)
-        migration = begun(
-            self.store,
-            self.info,
-            state,
-            rename=self._renames,
-            progress=self.options.progress,
-        )
-        return self._copied(plan, migration)
+        return self._copied(plan, self._begun(state))
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         migration = plan.unfinished
@@ -277,13 +272,29 @@ class ByCopy(Refreshing):
         if self.is_planned:
             return self.result("full", plan.reason, written=self.info.rows)
         self.lease.check()
-        return self._copied(plan, migration)
+        if migration.arguments["schema"] == self.store.schema_facts(self.info):
+            return self._copied(plan, migration)
+
+        # The copy is like the source of then: another one is made, with the same biases.
+        self._drop_unfinished()
+        return self._copied(plan, self._begun(migration.corrected()))
+
+    def _begun(self, state: CollectionState) -> Migration:
+        """Record a copy with the biases of this state in the ledger."""
+        return begun(
+            self.store,
+            self.info,
+            state,
+            rename=self._renames,
+            progress=self.options.progress,
+        )
 
     def _drop_unfinished(self) -> None:
         """Drop the copy of a killed refresh, whose biases are not wanted any more."""
-        refreshes = refreshes_of(self.store, self.info.name)
-        left = unfinished(refreshes, self.info, self.state.field)
+        migrations = Ledger(self.store).migrations(self.info.name)
+        left = unfinished(migrations, self.info, self.state.field)
         if left:
+            self.lease.check()
             self.lease.include(left.target)
             drop_copy(self.lease, Ledger(self.store), left)
 
@@ -310,7 +321,7 @@ class ByCopy(Refreshing):
             written=rows,
             collection=done.target,
             epoch=done.corrected().profiles[self.state.active].epoch,
-            former_copy=done.source_now,
+            former_copy=None if done.source_now in dropped else done.source_now,
             dropped=dropped,
         )
 

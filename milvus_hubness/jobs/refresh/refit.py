@@ -14,7 +14,8 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
 from milvus_hubness.jobs.common.samples import sampled_bank, samples_of
-from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
+from milvus_hubness.jobs.migration.corrected import unfinished
+from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.biases import FEWEST_ITEMS
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store
@@ -131,7 +132,7 @@ def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) ->
     """Whether a refresh is unfinished: it is continued first, with the bank that it has."""
     if state.filling is not None:
         return True
-    return unfinished(refreshes_of(store, info.name), info, state.field) is not None
+    return unfinished(Ledger(store).migrations(info.name), info, state.field) is not None
 
 
 def unfitted_share(

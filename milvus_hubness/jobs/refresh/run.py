@@ -17,7 +17,7 @@ from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
-from milvus_hubness.jobs.migration.corrected import half_switched, refreshes_of, unfinished
+from milvus_hubness.jobs.migration.corrected import half_switched, unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
 from milvus_hubness.jobs.refresh.beside import Beside
@@ -99,7 +99,7 @@ def _attempt(
                 lease, info = stack.enter_context(validated)
             except CollectionNotFound:
                 # A collection that was renamed, and its name is no alias yet.
-                left = half_switched(refreshes_of(store, collection), collection)
+                left = half_switched(Ledger(store).migrations(collection), collection)
                 if left is None:
                     raise
                 with opened(store, left, copying(options)) as migrator:
@@ -165,16 +165,16 @@ def _refreshed(
     # A strongly consistent read mostly waits, so these reads run in parallel.
     with ThreadPoolExecutor(4, "reading") as executor:
         row_count = executor.submit(store.count, info.name)
-        refreshes = executor.submit(refreshes_of, store, info.name)
+        migrations = executor.submit(Ledger(store).migrations, info.name)
         pending_count = executor.submit(StoredBiases(store, info, whole).count_pending)
 
-        left = half_switched(refreshes.result(), info.name)
+        left = half_switched(migrations.result(), info.name)
         if left is not None and not is_planned:
             with opened(store, left, copying(options), lease) as migrator:
                 migrator.run()
             return None
 
-        begun = unfinished(refreshes.result(), info, whole.field)
+        begun = unfinished(migrations.result(), info, whole.field)
         name = _chosen_profile(whole, options, begun)
         state, is_new = with_profile(whole, name, options, begun)
         stored_bank = executor.submit(store.load_bank, state.profile.bank, checked=False)

@@ -178,7 +178,15 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
 
         return remarks
 
-    schema_facts = staticmethod(milvus_schema.facts)
+    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
+        facts = milvus_schema.facts(source)
+        vector_fields = set(source.vector_fields)
+        scalar_indexes = [
+            [index["index_name"], index["field_name"]]
+            for index in self._indexes(source.name)
+            if index["field_name"] not in vector_fields
+        ]
+        return {**facts, "scalar_indexes": sorted(scalar_indexes)}
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_server.validate_index(planned, source, self._version)

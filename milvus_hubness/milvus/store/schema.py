@@ -464,6 +464,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
         "functions": sorted(functions),
         "dynamic": bool(source.schema.get("enable_dynamic_field")),
         "partitions": [name for name in source.partitions if name],
+        "time_to_live": source.time_to_live,
         "indexes": {
             name: [field.metric, field.index_type, sorted(map(str, field.index_params.items()))]
             for name, field in sorted(source.vector_fields.items())
