@@ -121,7 +121,7 @@ def test_between_the_move_and_the_end_of_every_ttl_both_copies_get_every_write(w
     assert target == world.second
     assert dual_writes == {
         world.first: DualWrite(collection=world.second, required=True),
-        world.second: DualWrite(collection=world.first),
+        world.second: DualWrite(collection=world.first, former=True),
     }
     for name in (world.first, world.second):
         assert world.store.info(name).dual_write is None

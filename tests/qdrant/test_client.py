@@ -5,6 +5,7 @@ import uuid
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import (
     NNN,
@@ -435,6 +436,44 @@ def test_ordinary_collections_are_passed_through(backend):
     assert len(client.search_matrix_pairs(name, limit=2, sample=9).pairs) > 0
     with pytest.raises(Exception, match="nowhere"):
         client.query_points("nowhere", [1.0])
+
+
+def test_an_upload_has_the_options_of_qdrants(backend, monkeypatch):
+    items = vectors(np.random.default_rng(0), 9, 8)
+    source, target = backend.fill(items), backend.fill(items[:2])
+    client = backend.hubness(state_ttl=60.0)
+    records, _ = backend.client.scroll(source, with_vectors=True)
+    requests, failures = [], []
+    upsert = QdrantClient.upsert
+
+    def counting(self, name, points, **options):
+        requests.append((len(points), options))
+        if failures:
+            raise failures.pop()
+        return upsert(self, name, points, **options)
+
+    monkeypatch.setattr(QdrantClient, "upsert", counting)
+    monkeypatch.setattr("qdrant_hubness.client.sync.time.sleep", lambda _: None)
+    options = {"parallel": 2, "method": "spawn", "max_retries": 1}
+    client.upload_points(target, iter(records), batch_size=4, **options)
+    assert requests == [(4, {"wait": False}), (4, {"wait": False}), (1, {"wait": False})]
+
+    # A batch is sent again once, and as often as a rate of strict mode demands.
+    requests.clear()
+    failures += [ResourceExhaustedResponse("too many", 1), ValueError("lost")]
+    failures += [ResourceExhaustedResponse("too many", 1)]
+    client.upload_points(target, records, wait=True, **options)
+    assert requests == [(9, {"wait": True})] * 4
+    assert_alike(backend.client.scroll(target, with_vectors=True)[0], records)
+
+    requests.clear()
+    failures += [ValueError("lost"), ValueError("lost")]
+    with pytest.raises(ValueError, match="lost"):
+        client.upload_points(target, records, **options)
+    assert len(requests) == 2
+
+    client.upload_points(target, [])
+    assert len(requests) == 2
 
 
 def test_a_client_is_made_as_qdrants_own_is(tmp_path):

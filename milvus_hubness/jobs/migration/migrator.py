@@ -501,12 +501,14 @@ class Migrator:
 
     # -- catch up, verify --------------------------------------------------------------------
 
-    def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
+    def _announce(
+        self, origin: str, copy: str, *, required: bool = False, former: bool = False
+    ) -> None:
         """Have clients that write to `origin` write to `copy` too.
 
         `_wait_for_clients` waits until all clients do.
         """
-        dual_write = DualWrite(collection=copy, required=required)
+        dual_write = DualWrite(collection=copy, required=required, former=former)
         if self._options.no_writers:
             return
 
@@ -734,7 +736,7 @@ class Migrator:
         """
         names = self._movable(switch)
         # Before an alias moves: clients that follow it find this at once.
-        self._announce(to, origin)
+        self._announce(to, origin, former=True)
         for name in names:
             self._lease.check()
             self._point(name, to)

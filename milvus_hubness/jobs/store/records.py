@@ -226,6 +226,10 @@ class DualWrite(PropertyModel):
     """Whether a write fails if the copy does not take
     it; before that, the next catch-up pass repairs it.
     """
+    former: bool = False
+    """Whether names move from the copy to this collection, forth or back: only clients that have not
+    heard of that still read the copy, and they write here what they read there.
+    """
 
     def require_migration(self, origin: CollectionId, bodies: Iterable[str]) -> None:
         """Raise StateError unless a migration of the ledger lets writes to `origin` go to the copy

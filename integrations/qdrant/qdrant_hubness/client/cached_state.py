@@ -68,17 +68,13 @@ class CachedState:
         """
         return self.name if self.states or self.dual_write else ""
 
-    @cached_property
+    @property
     def former(self) -> str:
-        """The former copy that gets every write first, until all clients have heard of the switch to
-        this collection; empty if there is none.
+        """The collection that gets every write first, until all clients have heard that names have
+        moved from it to this one; empty if there is none.
         """
         dual_write = self.dual_write
-        if dual_write is None or dual_write.required:
-            return ""
-
-        sources = {state.source for state in self.states.values()}
-        return dual_write.collection if dual_write.collection in sources else ""
+        return dual_write.collection if dual_write is not None and dual_write.former else ""
 
     @cached_property
     def generations(self) -> tuple[Any, ...]:

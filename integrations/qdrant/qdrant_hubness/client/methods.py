@@ -304,9 +304,10 @@ class Methods(ABC):
     def upload_points(
         self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
     ) -> Any:
-        """As QdrantClient.upload_points.
+        """As QdrantClient.upload_points, with its `wait`, `max_retries` and conditions.
 
-        Corrected collections are written by this process alone.
+        This process sends all batches: `parallel` and `method` have no effect. Each batch goes to
+        the copy as well from the moment at which a migration announces it.
         """
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 
@@ -319,10 +320,7 @@ class Methods(ABC):
         batch_size: int = 64,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.upload_collection.
-
-        Corrected collections are written by this process alone.
-        """
+        """As QdrantClient.upload_collection, with the options of this client's `upload_points`."""
         points = points_of(vectors, payload, ids)
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

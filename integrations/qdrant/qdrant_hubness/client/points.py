@@ -100,12 +100,7 @@ def ids_of(selector: Any) -> list[Key]:
 def structs(points: Any) -> list[models.PointStruct]:
     """Return the points of an argument of `upsert`, a list or a Batch."""
     if not isinstance(points, models.Batch):
-        return [
-            point
-            if isinstance(point, models.PointStruct)
-            else models.PointStruct.model_validate(point)
-            for point in points
-        ]
+        return [_struct(point) for point in points]
 
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
@@ -120,6 +115,17 @@ def structs(points: Any) -> list[models.PointStruct]:
         vector = merged({name: rows[i] for name, rows in vectors.items()})
         made.append(models.PointStruct.model_construct(id=id, vector=vector, payload=payloads[i]))
     return made
+
+
+def _struct(point: Any) -> models.PointStruct:
+    """Return a point as a PointStruct, which it may be already."""
+    if isinstance(point, models.PointStruct):
+        return point
+
+    # Uploads take records as well, as `scroll` returns them.
+    if hasattr(point, "vector"):
+        return models.PointStruct(id=point.id, vector=point.vector or {}, payload=point.payload)
+    return models.PointStruct.model_validate(point)
 
 
 def by_name(vector: Any) -> dict[str, Any]:

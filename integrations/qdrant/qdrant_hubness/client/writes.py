@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import (
     DimensionMismatch,
@@ -30,6 +31,7 @@ from milvus_hubness.extending import (
     Floats,
     Items,
     Key,
+    Pause,
     RowBiases,
     log,
     name_some,
@@ -65,8 +67,13 @@ IDS_PER_REQUEST = 1_000
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
 
-_IN_PARALLEL = ("parallel", "method", "max_retries")
-"""Options of an upload about processes, which a client with caches does not start."""
+UPLOAD_RETRIES = 3
+"""How often a batch of an upload is sent again after failures, by default: as QdrantClient does."""
+
+_NOT_OF_UPSERT = ("parallel", "method", "max_retries")
+"""Options of an upload that an upsert does not have: about processes, which a client with caches
+does not start, and about retries.
+"""
 
 Columns = dict[str, Any]
 """Fields of a payload that hold biases."""
@@ -96,21 +103,40 @@ class Writing(StateCache):
     def upload(
         self, collection: str, points: Iterable[Any], batch_size: int, options: dict[str, Any]
     ) -> Operation[None]:
-        """As QdrantClient.upload_points.
+        """As QdrantClient.upload_points, but the options about parallel work have no effect.
 
-        For corrected collections, the options about parallel work have no effect.
+        Each batch is a write of its own: an upload may begin before a migration, and end after it.
         """
-        cached = yield from self.cached_state(collection)
-        if not (cached.states or cached.dual_write):
-            yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
-            return
-
+        max_retries = options.get("max_retries", UPLOAD_RETRIES)
         upsert_options = {
-            name: value for name, value in options.items() if name not in _IN_PARALLEL
+            name: value for name, value in options.items() if name not in _NOT_OF_UPSERT
         }
+
         remaining = iter(points)
         while batch := list(islice(remaining, batch_size)):
-            yield from self.write(collection, [Call("upsert", {"points": batch, **upsert_options})])
+            cached = yield from self.cached_state(collection)
+            # A corrected point may have to be read back for its bias, so it must be there.
+            defaults = {"wait": bool(cached.states)}
+            call = Call("upsert", {"points": structs(batch), **defaults, **upsert_options})
+            yield from self._upload_batch(collection, call, max_retries)
+
+    def _upload_batch(self, collection: str, call: Call, max_retries: int) -> Operation[None]:
+        """Write a batch of an upload; again after a failure, which may have been of the connection,
+        and as often as a rate of strict mode demands.
+        """
+        retries = 0
+        while True:
+            try:
+                yield from self.write(collection, [call])
+                return
+            except ResourceExhaustedResponse as error:
+                yield Pause(float(max(1, error.retry_after_s)))
+            except FAILURES as error:
+                # Errors of this package are not about the connection.
+                if isinstance(error, HubnessError) or retries >= max_retries:
+                    raise
+
+                retries += 1
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         requested = collection
@@ -174,7 +200,10 @@ class Writing(StateCache):
             state = yield from self.cached_state(former)
             payloads: list[tuple[Key, Columns]] = []
             if call.brings_vectors and state.states:
-                call, payloads = yield from self._encode_call(former, state, call)
+                # What a collection without a correction takes, its former copy takes with bias 0.
+                call, payloads = yield from self._encode_call(
+                    former, state, call, valid=bool(cached.states)
+                )
             yield from self._send(former, state, call)
             yield from self._set_biases(former, payloads)
         except (HubnessError, *FAILURES) as error:
@@ -397,14 +426,14 @@ class Writing(StateCache):
     # -- encoding ----------------------------------------------------------------------------------
 
     def _encode_call(
-        self, collection: str, cached: CachedState, call: Call
+        self, collection: str, cached: CachedState, call: Call, *, valid: bool = True
     ) -> Operation[tuple[Call, list[tuple[Key, Columns]]]]:
         """Return the call with augmented vectors, and the payloads to set after a call without
-        payloads.
+        payloads. valid: as in `_encode`.
         """
         points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
-        columns = yield from self._encode(collection, cached, points, vectors, valid=True)
+        columns = yield from self._encode(collection, cached, points, vectors, valid=valid)
 
         encoded: list[Any] = []
         if call.method == "upsert":
