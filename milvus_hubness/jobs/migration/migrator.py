@@ -349,8 +349,8 @@ class Migrator:
     def _compares_again(self) -> bool:
         """Whether a killed run was about to move the first name; its comparison does not count then.
 
-        Its writes to both sides may have ended since: other jobs announce theirs, and clients that are
-        none of ours write to one side.
+        Its writes to both sides may have ended since: other jobs announce theirs, and plain clients
+        write to one side.
         """
         if self.migration.phase != "switching" or self._has_moved():
             return False
