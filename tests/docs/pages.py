@@ -116,7 +116,7 @@ def all_commands():
 def options(command):
     return {
         name for parameter in command.params for name in parameter.opts if name.startswith("-")
-    } | {"--help", "--help-all"}
+    } | {"--help"}
 
 
 @cache

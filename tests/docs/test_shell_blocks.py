@@ -11,8 +11,8 @@ from tests.docs import pages
 from tests.support.projects import project
 
 SHELLS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "sh"]
-OTHERS = {"--index-url", "--build-arg"}
-"""Options of pip and Docker in the text."""
+OTHERS = {"--index-url", "--build-arg", "--help-all"}
+"""Options of pip and Docker in the text, and one of most commands."""
 
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.place)
