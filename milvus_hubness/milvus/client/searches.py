@@ -27,6 +27,9 @@ from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
+    GROUPED,
+    ITERATED,
+    ORDERED,
     AnsweredSearch,
     HybridQuestion,
     Question,
@@ -60,6 +63,8 @@ VECTORS = frozenset([list, np.ndarray])
 """Types of names and of vectors; those of other types are looked at closely."""
 UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
 """Arguments with which no search is prepared."""
+NEED_SERVER_RANKS = frozenset([*ORDERED, *GROUPED, *ITERATED]) - UNUSUAL
+"""Arguments that are refused where the client ranks the hits, and elsewhere belong to the kind."""
 Kind = tuple[Any, ...]
 """What stays the same when only the data, the filter, the timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
@@ -566,6 +571,11 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     if not is_usual:
         return None
 
+    # A search prepared without these may be one of a field that refuses them.
+    needing_ranks: tuple[str, ...] = ()
+    if not NEED_SERVER_RANKS.isdisjoint(options):
+        needing_ranks = tuple(name for name in NEED_SERVER_RANKS if first_set(options, (name,)))
+
     return (
         options.get("anns_field"),
         limit,
@@ -575,6 +585,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         kinds,
         question.profile,
         bool(question.with_raw_score),
+        needing_ranks,
     )
 
 
