@@ -332,7 +332,7 @@ def _is_copied_to(origin: CollectionId, dual_write: DualWrite, store: MilvusStor
         return False
 
     try:
-        dual_write.require_migration(origin, bodies_of((origin.name, copy), store))
+        dual_write.permits(origin, bodies_of((origin.name, copy), store))
     except StateError as error:
         log.warning("%s", error)
         return False

@@ -27,10 +27,7 @@ from milvus_hubness.jobs.store.ownership import (
     Helper,
     side_helpers,
 )
-from milvus_hubness.jobs.store.records import (
-    DualWrite,
-    Samplings,
-)
+from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import samplings_in
@@ -200,6 +197,8 @@ class CachedState:
     """What of the live queries is sampled."""
     expires_at: float = field(default=0.0, compare=False)
     """End of the TTL, on the monotonic clock."""
+    identity: str = field(default="", compare=False)
+    """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
 
     @cached_property
     def real_name(self) -> str:
@@ -545,7 +544,9 @@ class StateCache:
         if keys := owner.bank_records(state):
             owner.require_listed_banks(state, (yield InStore(partial(bodies_of, keys))))
 
-    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
+    def expect_copy(
+        self, cached: CachedState, dual_write: DualWrite, timeout: float | None
+    ) -> Operation[None]:
         """Raise StateError unless a migration lets the writes go to this copy, too."""
         if dual_write in cached.checked:
             return
@@ -553,7 +554,14 @@ class StateCache:
         origin = cached.collection_id
         copy = dual_write.collection
         bodies = yield InStore(partial(bodies_of, (origin.name, copy)))
-        dual_write.require_migration(origin, bodies)
+        permits = dual_write.permits(origin, bodies)
+
+        # Another collection may have got the name. The write that follows needs the state anyway.
+        found = yield from self.read_again(copy, timeout)
+        if found == NOTHING:
+            return  # The write reports it.
+
+        dual_write.require_copy(origin, permits, found.states, found.identity)
         cached.checked.add(dual_write)
 
     def insertable(
@@ -597,13 +605,15 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
     )
     states = read_states(properties, collection)
     expect_side_collections(states.values(), collection)
+    collection_id = id_in(description, collection)
     return CachedState(
         key_field,
         states,
-        id_in(description, collection),
+        collection_id,
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
         expires_at=expires_at,
+        identity=collection_id.identity or identity_in(properties, collection),
     )
 
 
