@@ -255,9 +255,29 @@ class Searches:
             question.search_params,
         )
         results = yield Ask("search", args, {**options, "ids": question.ids})
+        if now := (yield from self._corrected_since(collection, cached, results, options)):
+            return (yield from self._search(collection, question, options, None, now))
+
         if question.ids is None:
             self.notify(cached, partial(AnsweredSearch, options.get("anns_field"), question.data))
         return cached.reading.hits_out(results, fields) if cached.states else results
+
+    def _corrected_since(
+        self, collection: str, cached: CachedState, results: Any, options: Mapping[str, Any]
+    ) -> Operation[CachedState | None]:
+        """Return the new state if these results are not of the uncorrected collection of `cached`."""
+        # pymilvus answers later if it is to work in the background.
+        hits = next(filter(None, results), None) if isinstance(results, list) else None
+        if hits is None:
+            return None
+
+        columns = getattr(hits, "lazy_field_data", ())
+        names = list.__getitem__(hits, 0)["entity"]
+        return (
+            yield from self._states.corrected_since(
+                collection, cached, options.get("timeout"), columns, names
+            )
+        )
 
     def notify(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
         """Let the listener know of an answered search."""
@@ -426,6 +446,9 @@ class Searches:
         name = cached.real_name or collection
         args = (name, sent, hybrid.ranker, hybrid.limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
+        if now := (yield from self._corrected_since(collection, cached, results, options)):
+            return (yield from self._hybrid_search_on(collection, hybrid, options, now))
+
         for request, question, _ in parts:
             self.notify(cached, partial(AnsweredSearch, request.anns_field, question.data))
         return cached.reading.hits_out(results, fields)

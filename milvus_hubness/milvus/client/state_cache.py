@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.state import CollectionState, Profile, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
@@ -199,6 +200,8 @@ class CachedState:
     """End of the TTL, on the monotonic clock."""
     identity: str = field(default="", compare=False)
     """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
+    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The stored dimensions of the vector fields that could be corrected."""
 
     @cached_property
     def real_name(self) -> str:
@@ -224,6 +227,20 @@ class CachedState:
     def reading(self) -> Reading:
         """Decodes rows of the collection."""
         return Reading(tuple(self.states.values()))
+
+    def fits(self, columns: Iterable[Any], names: Iterable[str]) -> bool:
+        """Whether an answer may be of the uncorrected collection that this state is of.
+
+        By an alias it may be of a corrected copy: its vectors are wider, and it has hidden fields.
+
+        columns: its vectors as FieldData. names: the fields of its rows.
+        """
+        for column in columns:
+            dim = column.vectors.dim
+            if dim and dim != self.widths.get(column.field_name, dim):
+                return False
+
+        return not any(name.startswith(EPOCH_FIELD) for name in names)
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
         """Return the state of the named field, or else of the only corrected field."""
@@ -497,6 +514,25 @@ class StateCache:
         self.forget(collection)
         return self.cached_state(collection, timeout)
 
+    def corrected_since(
+        self,
+        collection: str,
+        cached: CachedState,
+        timeout: float | None,
+        columns: Iterable[Any],
+        names: Iterable[str],
+    ) -> Operation[CachedState | None]:
+        """Return the new state if an answer shows that the collection was corrected after this
+        state of an uncorrected one was read; else None.
+
+        columns, names: see `fits`.
+        """
+        if cached.states or cached.fits(columns, names):
+            return None
+
+        now = yield from self.read_again(collection, timeout)
+        return now if now.states else None
+
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether the server refused rows because the name has just moved to another collection.
 
@@ -614,6 +650,11 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
         samplings=samplings_in(properties, collection),
         expires_at=expires_at,
         identity=collection_id.identity or identity_in(properties, collection),
+        widths={
+            str(entry["name"]): int(entry["params"]["dim"])
+            for entry in description["fields"]
+            if entry.get("type") in milvus_schema.DTYPES and "dim" in entry.get("params", {})
+        },
     )
 
 
