@@ -51,6 +51,7 @@ from milvus_hubness.jobs.store.records import (
     Fences,
     Record,
     VectorField,
+    identity_in,
     is_fence,
     taken_keys,
 )
@@ -99,6 +100,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "is_fence",
     # Which collection is meant, also after a rename.
     "CollectionId",
+    # What separates it from a later one of its name, where the database numbers none.
+    "identity_in",
     # Which generation of a bank is meant: a store reads and deletes its rows.
     "BankReference",
     # A bank on its way to and from a database.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.support.async_clients import opened
+from tests.support.databases import write_state
 from tests.support.dual_writes import DIM, ITEMS, WRITES, K, Moving
 from tests.support.galleries import all_keys, nnn, plain_collection, vectors
-from tests.support.ledgers import let_write
+from tests.support.ledgers import MIGRATION, let_write
 
 AN_HOUR = 3_600.0
 LITE = pytest.mark.lite_only
@@ -194,6 +196,8 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
         moving.store,
         plan_enable(moving.store, reranking, Recipe(QueryBank(moving.bank), estimator=NNN(K))),
     )
+    state = moving.store.info(reranking).state.model_copy(update={"migration": MIGRATION})
+    write_state(moving.store, reranking, state)
     let_write(moving.store, moving.source, reranking)
     moving.dual_write(moving.source, reranking)
     rows = moving.rows([100, 101])
@@ -265,6 +269,30 @@ def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
         call(moving)
     assert not [each for each in caplog.records if each.name == "milvus_hubness"]
     assert_written(moving)
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_stranger_that_has_got_the_name_of_the_copy_gets_no_writes(moving, way, required):
+    getattr(moving, way)(required=required)
+    written, copy = moving.source, moving.target
+    if way == "backward":
+        written, copy = copy, written
+    moving.plain.drop_collection(copy)
+    plain_collection(moving.plain, copy, np.ones((2, DIM), np.float32), "IP")
+    for method, arguments in [
+        ("insert", {"data": moving.rows([100])}),
+        ("upsert", {"data": moving.rows([1])}),
+        ("delete", {"ids": [0]}),
+        ("delete", {"filter": "id == 1"}),
+    ]:
+        message = f"the write reached '{written}'.*'{copy}' is another collection than the one"
+        with pytest.raises(DualWriteFailed, match=message) if required else nullcontext():
+            getattr(moving.client, method)(written, **arguments)
+    assert set(moving.held(written)) == {*range(2, ITEMS), 100}
+    rows = moving.plain.query(copy, filter="id >= 0", output_fields=["*"])
+    assert {row["id"]: row["vector"] for row in rows} == {0: [1.0] * DIM, 1: [1.0] * DIM}
 
 
 @pytest.mark.lite_only

@@ -9,7 +9,8 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import HubnessClient, resume, rollback
 from milvus_hubness.jobs.store.records import DualWrite
 from tests.support.async_clients import opened
-from tests.support.galleries import vectors
+from tests.support.galleries import plain_collection, vectors
+from tests.support.late_readers import READS, LateReaders
 from tests.support.switching import DIM, FIXED, ITEMS, answered_by, on_milvus, oracles
 
 AN_HOUR = 3_600.0
@@ -247,3 +248,26 @@ def test_a_collection_without_a_correction_is_asked_by_the_name_that_the_user_ga
         client.get(alias, 3)
     assert sent == [alias] * 3
     world.plain.drop_alias(alias)
+
+
+def test_a_client_that_knows_the_uncorrected_collection_reads_the_vectors_of_the_user(lite):
+    world = LateReaders(lite)
+    clients = {name: lite.client(HubnessClient, state_ttl=AN_HOUR) for name in READS}
+    for name, client in clients.items():
+        world.assert_of_the_user(READS[name](world, client))
+    world.correct()
+    for name, client in clients.items():
+        world.assert_of_the_user(READS[name](world, client))
+    world.plain.drop_alias(world.alias)
+
+
+def test_a_wider_collection_that_is_not_corrected_either_is_read_as_it_is(lite):
+    world = LateReaders(lite)
+    client = lite.client(HubnessClient, state_ttl=AN_HOUR)
+    client.get(world.alias, [3])
+    wide = lite.name("wide")
+    plain_collection(world.plain, wide, np.ones((4, 3 * DIM), np.float32), "IP")
+    world.plain.alter_alias(wide, world.alias)
+    [row] = client.get(world.alias, [3], output_fields=["vector"])
+    assert row["vector"] == [1.0] * 3 * DIM
+    world.plain.drop_alias(world.alias)

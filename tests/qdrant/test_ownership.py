@@ -1,6 +1,7 @@
 """Properties of a Qdrant collection that name another one: nothing there is written, deleted or dropped."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    DualWriteFailed,
     HubnessError,
     QueryBank,
     Recipe,
@@ -128,3 +130,31 @@ def test_a_property_that_names_another_collection_harms_nothing(world, named):
         assert DUAL_WRITE_PROPERTY in refusals["upsert"]
     if "bank" in named:
         assert "names the bank" in refusals["refresh with a bank"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_stranger_that_has_got_the_name_of_the_copy_gets_no_writes(world, way, required):
+    written, copy = world.private, f"{world.private}_hubness"
+    if way == "backward":
+        written, copy = copy, written
+    world.store.properties.alter(written, dual_write(copy, required=required))
+    client = world.backend.hubness()
+    client.delete_collection(copy)
+    config = models.VectorParams(size=DIM, distance=models.Distance.DOT)
+    world.client.create_collection(copy, vectors_config=config)
+    stranger = models.PointStruct(id=1, vector=[2.0] * DIM)
+    world.client.upsert(copy, [stranger])
+
+    new = models.PointStruct(id=7_001, vector=[0.5] * DIM)
+    message = f"'{copy}' is another collection than the one"
+    for call in (
+        lambda: client.upsert(written, [new]),
+        lambda: client.set_payload(written, {"group": 9}, [1]),
+        lambda: client.delete(written, [1]),
+    ):
+        with pytest.raises(DualWriteFailed, match=message) if required else nullcontext():
+            call()
+    assert [point.id for point in client.retrieve(written, [1, 7_001])] == [7_001]
+    [point], _ = world.client.scroll(copy, with_vectors=True)
+    assert (point.id, point.vector, point.payload) == (1, [2.0] * DIM, {})

@@ -6,13 +6,24 @@ from types import SimpleNamespace
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 
+MIGRATION = "m1"
+"""The id of a migration, which the state of its copy carries."""
+
 
 class MigrationsOnly:
     """As much of a store as a client asks before it writes to a copy: the migration of `source` to `target`."""
 
     def __init__(self, source, target, phase="switched"):
-        self.body = json.dumps({"source": source, "target": target, "phase": phase, "switch": None})
         self.target = target
+        record = {
+            "id": MIGRATION,
+            "source": source,
+            "target": target,
+            "field": "vector",
+            "phase": phase,
+            "switch": None,
+        }
+        self.body = json.dumps(record)
 
     def record(self, ledger, key):
         return SimpleNamespace(body=self.body) if key == self.target else None

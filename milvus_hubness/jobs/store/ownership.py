@@ -9,8 +9,8 @@ two things hold, which the writer of the property cannot bring about alone:
 - The name is derived from the collection's own name, as this package derives it. A helper
   collection that kept its name when its owner was renamed, a bank with a name of the user's
   choice, and each collection of query samples, are listed in the ledger instead.
-- The named collection points back: its own property says whose helper it is. A copy has no such
-  property while it is made; there the ledger has the migration.
+- The named collection points back: its own property says whose helper it is. A copy has the id of
+  its migration in its collection state, and a source its identity; both are in the ledger.
 
 A collection that does not exist may be named: there is nothing that could be harmed.
 """
@@ -236,15 +236,44 @@ _WITHOUT_COPY = {"preparing", "finished"}
 """Phases of a migration in which no write goes to both collections."""
 
 
-def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Iterable[str]) -> None:
-    """Raise StateError unless a migration of the ledger
-    lets writes to `origin` go to `copy` as well.
+@dataclass(frozen=True)
+class Permit:
+    """By which a migration of the ledger lets the writes of a collection go to another one as well."""
+
+    migration: str
+    """The id of the migration."""
+
+    copied_field: str | None
+    """The field in whose state a copy has that id; None if the writes go to the source."""
+
+    source_identity: str
+    """The identity of the source; empty if the ledger has none."""
+
+    def is_for(self, states: Mapping[str, CollectionState], identity: str) -> bool:
+        """Whether a collection is the one of the migration, and no other one of its name.
+
+        states, identity: its own, as it is described.
+        """
+        if self.copied_field is not None:
+            state = states.get(self.copied_field)
+            return state is not None and state.migration == self.migration
+        return not self.source_identity or identity == self.source_identity
+
+
+def permits_of(
+    origin: CollectionId, copy: str, property_name: str, bodies: Iterable[str]
+) -> list[Permit]:
+    """Return by what migrations of the ledger writes to `origin` go to `copy` as well.
 
     bodies: the ledger's records of the migrations to `origin` and to `copy`, as JSON. Forward,
-    `copy` is the target; on the way back, `origin` is, and `copy` the source.
+    `copy` is the target; on the way back, `origin` is, and `copy` the source. Raises StateError if
+    there is none.
     """
-    if any(_lets_write(body, origin, copy) for body in bodies):
-        return
+    found = [_permit_in(body, origin, copy) for body in bodies]
+    permits = [permit for permit in found if permit is not None]
+    if permits:
+        return permits
+
     raise StateError(
         f"the collection property {property_name!r} of {origin.name!r} names {copy!r}, and the "
         f"ledger has no migration between the two, so {copy!r} stays untouched: find out who "
@@ -252,7 +281,29 @@ def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Ite
     )
 
 
-def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
+def expect_copy(
+    origin: CollectionId,
+    copy: str,
+    permits: Iterable[Permit],
+    states: Mapping[str, CollectionState],
+    identity: str,
+) -> None:
+    """Raise StateError if the collection `copy` is none that these permits are for.
+
+    states, identity: of `copy`, as it is described now.
+    """
+    if any(permit.is_for(states, identity) for permit in permits):
+        return
+
+    raise StateError(
+        f"{copy!r} is another collection than the one that the ledger's migration of "
+        f"{origin.name!r} had by that name, so it stays untouched: end the migration with "
+        "`milvus-hubness migrate clean`"
+    )
+
+
+def _permit_in(body: str, origin: CollectionId, copy: str) -> Permit | None:
+    """Return by what a record of the ledger lets writes go from `origin` to `copy`, if it does."""
     try:
         migration = json.loads(body)
         switch = migration.get("switch") or {}
@@ -260,15 +311,19 @@ def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
         sources = {migration["source"], switch.get("source_renamed") or migration["source"]}
         target = migration["target"]
         phase = migration["phase"]
-        source_identity = migration.get("source_identity") or ""
+        id = str(migration["id"])
+        field = str(migration["field"])
+        source_identity = str(migration.get("source_identity") or "")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return None
 
     if phase in _WITHOUT_COPY:
-        return False
+        return None
 
     # Where the database or the ledger has no identity, the names alone decide.
-    if copy == target and origin.name in sources:
-        return not (source_identity and origin.identity) or source_identity == origin.identity
-
-    return origin.name == target and copy in sources
+    is_source = not (source_identity and origin.identity) or source_identity == origin.identity
+    if copy == target and origin.name in sources and is_source:
+        return Permit(id, copied_field=field, source_identity=source_identity)
+    if origin.name == target and copy in sources:
+        return Permit(id, copied_field=None, source_identity=source_identity)
+    return None

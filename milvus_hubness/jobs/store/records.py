@@ -43,7 +43,9 @@ from milvus_hubness.errors import CannotMigrate, InvalidInput, InvalidParameter,
 from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     Helper,
+    Permit,
     expect_copy,
+    permits_of,
     samples_helper,
     side_helpers,
 )
@@ -231,11 +233,26 @@ class DualWrite(PropertyModel):
     heard of that still read the copy, and they write here what they read there.
     """
 
-    def require_migration(self, origin: CollectionId, bodies: Iterable[str]) -> None:
-        """Raise StateError unless a migration of the ledger lets writes to `origin` go to the copy
-        as well. bodies: the ledger's records of the migrations to either of them, as JSON.
+    def permits(self, origin: CollectionId, bodies: Iterable[str]) -> list[Permit]:
+        """Return by what migrations of the ledger writes to `origin` go to the copy as well.
+
+        bodies: the ledger's records of the migrations to either of them, as JSON. Raises StateError
+        if there is none.
         """
-        expect_copy(origin, self.collection, self.property_name, bodies)
+        return permits_of(origin, self.collection, self.property_name, bodies)
+
+    def require_copy(
+        self,
+        origin: CollectionId,
+        permits: Iterable[Permit],
+        states: Mapping[str, CollectionState],
+        identity: str,
+    ) -> None:
+        """Raise StateError if another collection has the name of the copy by now.
+
+        states, identity: of the collection that has it, as it is described.
+        """
+        expect_copy(origin, self.collection, permits, states, identity)
 
 
 SMALLEST_RATE = 1e-9

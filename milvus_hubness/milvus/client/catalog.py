@@ -33,7 +33,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, bodies_of, id_in
 from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
-from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS
+from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS, unread_columns
 from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
 from milvus_hubness.milvus.store.server import is_missing
 
@@ -61,15 +61,16 @@ class Reads:
         name = cached.real_name or collection
         if not cached.states:
             rows = yield Ask(request.method, (name, *request.args[1:]), request.options)
-            if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
-                return rows
-
-            # These are augmented vectors: the collection was corrected after its state was read.
+            names = rows[0] if rows else ()
+            columns = unread_columns(rows) or ()
             timeout = request.options["timeout"]
-            cached = yield from self._states.read_again(collection, timeout)
-            if not cached.states:
+            now = yield from self._states.corrected_since(
+                collection, cached, timeout, columns, names
+            )
+            if now is None:
                 return rows
 
+            cached = now
             name = cached.real_name
 
         output_fields = request.options["output_fields"]
@@ -332,7 +333,7 @@ def _is_copied_to(origin: CollectionId, dual_write: DualWrite, store: MilvusStor
         return False
 
     try:
-        dual_write.require_migration(origin, bodies_of((origin.name, copy), store))
+        dual_write.permits(origin, bodies_of((origin.name, copy), store))
     except StateError as error:
         log.warning("%s", error)
         return False

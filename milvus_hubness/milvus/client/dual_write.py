@@ -212,7 +212,7 @@ class DualWrites:
         Raises DualWriteFailed if the migration needs the write and it does not reach the copy.
         """
         try:
-            yield from self._states.expect_copy(cached, dual_write)
+            yield from self._states.expect_copy(cached, dual_write, timeout)
             yield from work(dual_write)
             return
         except _FAILURES as error:
@@ -235,7 +235,7 @@ class DualWrites:
                     # no other one.
                     dual_write = dual_write.model_copy(update={"collection": collection})
 
-            yield from self._states.expect_copy(cached, dual_write)
+            yield from self._states.expect_copy(cached, dual_write, timeout)
             yield from work(dual_write)
         except _FAILURES as error:
             raise DualWriteFailed(

@@ -27,6 +27,9 @@ from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
+    GROUPED,
+    ITERATED,
+    ORDERED,
     AnsweredSearch,
     HybridQuestion,
     Question,
@@ -60,6 +63,8 @@ VECTORS = frozenset([list, np.ndarray])
 """Types of names and of vectors; those of other types are looked at closely."""
 UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
 """Arguments with which no search is prepared."""
+NEED_SERVER_RANKS = frozenset([*ORDERED, *GROUPED, *ITERATED]) - UNUSUAL
+"""Arguments that are refused where the client ranks the hits, and elsewhere belong to the kind."""
 Kind = tuple[Any, ...]
 """What stays the same when only the data, the filter, the timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
@@ -250,9 +255,29 @@ class Searches:
             question.search_params,
         )
         results = yield Ask("search", args, {**options, "ids": question.ids})
+        if now := (yield from self._corrected_since(collection, cached, results, options)):
+            return (yield from self._search(collection, question, options, None, now))
+
         if question.ids is None:
             self.notify(cached, partial(AnsweredSearch, options.get("anns_field"), question.data))
         return cached.reading.hits_out(results, fields) if cached.states else results
+
+    def _corrected_since(
+        self, collection: str, cached: CachedState, results: Any, options: Mapping[str, Any]
+    ) -> Operation[CachedState | None]:
+        """Return the new state if these results are not of the uncorrected collection of `cached`."""
+        # pymilvus answers later if it is to work in the background.
+        hits = next(filter(None, results), None) if isinstance(results, list) else None
+        if hits is None:
+            return None
+
+        columns = getattr(hits, "lazy_field_data", ())
+        names = list.__getitem__(hits, 0)["entity"]
+        return (
+            yield from self._states.corrected_since(
+                collection, cached, options.get("timeout"), columns, names
+            )
+        )
 
     def notify(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
         """Let the listener know of an answered search."""
@@ -421,6 +446,9 @@ class Searches:
         name = cached.real_name or collection
         args = (name, sent, hybrid.ranker, hybrid.limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
+        if now := (yield from self._corrected_since(collection, cached, results, options)):
+            return (yield from self._hybrid_search_on(collection, hybrid, options, now))
+
         for request, question, _ in parts:
             self.notify(cached, partial(AnsweredSearch, request.anns_field, question.data))
         return cached.reading.hits_out(results, fields)
@@ -566,6 +594,11 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     if not is_usual:
         return None
 
+    # A search prepared without these may be one of a field that refuses them.
+    needing_ranks: tuple[str, ...] = ()
+    if not NEED_SERVER_RANKS.isdisjoint(options):
+        needing_ranks = tuple(name for name in NEED_SERVER_RANKS if first_set(options, (name,)))
+
     return (
         options.get("anns_field"),
         limit,
@@ -575,6 +608,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         kinds,
         question.profile,
         bool(question.with_raw_score),
+        needing_ranks,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.state import CollectionState, Profile, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
@@ -27,10 +28,7 @@ from milvus_hubness.jobs.store.ownership import (
     Helper,
     side_helpers,
 )
-from milvus_hubness.jobs.store.records import (
-    DualWrite,
-    Samplings,
-)
+from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import samplings_in
@@ -200,6 +198,10 @@ class CachedState:
     """What of the live queries is sampled."""
     expires_at: float = field(default=0.0, compare=False)
     """End of the TTL, on the monotonic clock."""
+    identity: str = field(default="", compare=False)
+    """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
+    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The stored dimensions of the vector fields that could be corrected."""
 
     @cached_property
     def real_name(self) -> str:
@@ -225,6 +227,20 @@ class CachedState:
     def reading(self) -> Reading:
         """Decodes rows of the collection."""
         return Reading(tuple(self.states.values()))
+
+    def fits(self, columns: Iterable[Any], names: Iterable[str]) -> bool:
+        """Whether an answer may be of the uncorrected collection that this state is of.
+
+        By an alias it may be of a corrected copy: its vectors are wider, and it has hidden fields.
+
+        columns: its vectors as FieldData. names: the fields of its rows.
+        """
+        for column in columns:
+            dim = column.vectors.dim
+            if dim and dim != self.widths.get(column.field_name, dim):
+                return False
+
+        return not any(name.startswith(EPOCH_FIELD) for name in names)
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
         """Return the state of the named field, or else of the only corrected field."""
@@ -498,6 +514,25 @@ class StateCache:
         self.forget(collection)
         return self.cached_state(collection, timeout)
 
+    def corrected_since(
+        self,
+        collection: str,
+        cached: CachedState,
+        timeout: float | None,
+        columns: Iterable[Any],
+        names: Iterable[str],
+    ) -> Operation[CachedState | None]:
+        """Return the new state if an answer shows that the collection was corrected after this
+        state of an uncorrected one was read; else None.
+
+        columns, names: see `fits`.
+        """
+        if cached.states or cached.fits(columns, names):
+            return None
+
+        now = yield from self.read_again(collection, timeout)
+        return now if now.states else None
+
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether the server refused rows because the name has just moved to another collection.
 
@@ -545,7 +580,9 @@ class StateCache:
         if keys := owner.bank_records(state):
             owner.require_listed_banks(state, (yield InStore(partial(bodies_of, keys))))
 
-    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
+    def expect_copy(
+        self, cached: CachedState, dual_write: DualWrite, timeout: float | None
+    ) -> Operation[None]:
         """Raise StateError unless a migration lets the writes go to this copy, too."""
         if dual_write in cached.checked:
             return
@@ -553,7 +590,14 @@ class StateCache:
         origin = cached.collection_id
         copy = dual_write.collection
         bodies = yield InStore(partial(bodies_of, (origin.name, copy)))
-        dual_write.require_migration(origin, bodies)
+        permits = dual_write.permits(origin, bodies)
+
+        # Another collection may have got the name. The write that follows needs the state anyway.
+        found = yield from self.read_again(copy, timeout)
+        if found == NOTHING:
+            return  # The write reports it.
+
+        dual_write.require_copy(origin, permits, found.states, found.identity)
         cached.checked.add(dual_write)
 
     def insertable(
@@ -597,13 +641,20 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
     )
     states = read_states(properties, collection)
     expect_side_collections(states.values(), collection)
+    collection_id = id_in(description, collection)
     return CachedState(
         key_field,
         states,
-        id_in(description, collection),
+        collection_id,
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
         expires_at=expires_at,
+        identity=collection_id.identity or identity_in(properties, collection),
+        widths={
+            str(entry["name"]): int(entry["params"]["dim"])
+            for entry in description["fields"]
+            if entry.get("type") in milvus_schema.DTYPES and "dim" in entry.get("params", {})
+        },
     )
 
 

@@ -35,13 +35,14 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             response, content = yield Send(addressed(request, cached), with_bytes=True)
-            if not any(name.startswith("hubness_epoch") for name in response.output_fields):
-                return content
-
-            # These are augmented vectors: the collection
-            # was corrected after its state was last read.
-            now = yield from operations.states.read_again(request.collection_name)
-            return (yield from call(now)) if now.states else content
+            now = yield from operations.states.corrected_since(
+                request.collection_name,
+                cached,
+                None,
+                response.fields_data,
+                response.output_fields,
+            )
+            return content if now is None else (yield from call(now))
 
         return (yield from send_for_rows(cached, deepcopy(request)))
 

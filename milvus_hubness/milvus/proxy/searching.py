@@ -143,7 +143,10 @@ def _search_on(
 ) -> Operation[Any]:
     """Search by this collection state."""
     if not cached.states:
-        content = (yield Send(addressed(request, cached), with_bytes=True))[1]
+        response, content = yield Send(addressed(request, cached), with_bytes=True)
+        if now := (yield from _corrected_since(operations, request, cached, response)):
+            return (yield from _search_on(operations, request, overrides, now))
+
         _notify(operations, cached, request)
         return content
 
@@ -188,6 +191,15 @@ def _search_on(
     if not by_ids:
         operations.searches.notify(cached, partial(AnsweredSearch, state.field, question.data))
     return joined(answers)
+
+
+def _corrected_since(
+    operations: Operations, request: Any, cached: CachedState, response: Any
+) -> Operation[CachedState | None]:
+    """Return the new state if the response is not of the uncorrected collection of `cached`."""
+    columns = response.results.fields_data
+    names = [column.field_name for column in columns]
+    return operations.states.corrected_since(request.collection_name, cached, None, columns, names)
 
 
 def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
@@ -374,7 +386,10 @@ def _hybrid_search_at_once(
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            content = (yield Send(addressed(request, cached), with_bytes=True))[1]
+            response, content = yield Send(addressed(request, cached), with_bytes=True)
+            if now := (yield from _corrected_since(operations, request, cached, response)):
+                return (yield from call(now))
+
             for part in request.requests:
                 _notify(operations, cached, part)
             return content

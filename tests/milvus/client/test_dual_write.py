@@ -16,7 +16,7 @@ from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
-from tests.support.ledgers import MigrationsOnly
+from tests.support.ledgers import MIGRATION, MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"
@@ -32,7 +32,7 @@ class Database:
 
     def answer(self, step):
         if isinstance(step, InStore):
-            return step.work(MigrationsOnly(HERE, THERE))
+            return step.work(MigrationsOnly(THERE, HERE))
         assert isinstance(step, Ask)
         name = step.args[0]
         self.asked.append((step.method, name))
@@ -61,6 +61,8 @@ def test_a_collection_without_a_mirror_is_asked_what_it_was_asked_ever():
 def test_the_mirror_gets_an_upsert_after_the_insert():
     database = Database(DualWrite(collection=THERE))
     database.insert()
+    described = [("describe_collection", HERE), ("describe_collection", THERE)]
+    assert database.asked == [described[0], ("insert", HERE), described[1], ("upsert", THERE)]
     assert database.insert() == {"ids": [1]}
     assert database.asked == [("insert", HERE), ("upsert", THERE)]
 
@@ -149,7 +151,9 @@ class Alias:
         )
         layout = Layout(self.DIM, "IP", 2)
         named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
-        state = initial_state(layout, NNN(1), bank, **named)
+        state = initial_state(layout, NNN(1), bank, **named).model_copy(
+            update={"migration": MIGRATION}
+        )
         self.width = state.codec.form.width
         self.properties = {"plain": {}, "copy": {state.property_name: state.to_json()}}
         if mirrored:

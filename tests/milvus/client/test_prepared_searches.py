@@ -6,9 +6,10 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import HubnessClient
-from milvus_hubness.errors import DimensionMismatch
+from milvus_hubness.errors import DimensionMismatch, UnsupportedOperation
 from tests.support.born import born, create_corrected
 from tests.support.galleries import vectors
+from tests.support.reranked import Enabled
 
 DIM, ITEMS = 8, 60
 QUERY = vectors(np.random.default_rng(3), 1, DIM)
@@ -87,3 +88,43 @@ def test_it_is_repeated_by_the_new_state_when_the_collection_has_changed(collect
     [hits] = client.search(name, vectors(rng, 1, wide), limit=3)
     assert len(hits) == 3
     assert sent == ["describe_collection", "search"]
+
+
+@pytest.fixture(scope="module")
+def beside(shared_lite):
+    """A collection whose biases are in a side collection, and a client."""
+    enabled = Enabled(shared_lite, "IP")
+    return enabled, enabled.new_client(state_ttl=3_600.0)
+
+
+@pytest.mark.parametrize(
+    "needing_ranks",
+    [
+        {"order_by_fields": ["group"]},
+        {"group_by_field": "group"},
+        {"group_by_fields": ["group"]},
+        {"iterator": "True"},
+        {"search_iter_v2": "True"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("is_named_before", [False, True])
+def test_what_needs_the_ranks_of_the_server_is_refused_where_the_client_ranks(
+    beside, needing_ranks, is_named_before
+):
+    enabled, client = beside
+    before = dict.fromkeys(needing_ranks) if is_named_before else {}
+    client.search(enabled.name, list(enabled.queries), limit=3, **before)
+    with pytest.raises(UnsupportedOperation, match="would see uncorrected scores"):
+        client.search(enabled.name, list(enabled.queries), limit=3, **needing_ranks)
+
+
+def test_groups_of_a_field_with_its_biases_in_the_vectors_are_one_request(collection, sent):
+    name, client = collection
+    for _ in range(2):
+        sent.clear()
+        [hits] = client.search(
+            name, QUERY, limit=3, group_by_field="group", output_fields=["group"]
+        )
+        assert len({hit["entity"]["group"] for hit in hits}) == len(hits) == 3
+        assert sent == ["search"]

@@ -1,9 +1,18 @@
 """Corrected collections through the proxy: what a foreign client sees beyond the congruence suites."""
 
+from urllib.parse import urlsplit
+
 import grpc
 import numpy as np
 import pytest
-from pymilvus import AnnSearchRequest, AsyncMilvusClient, DataType, RRFRanker, WeightedRanker
+from pymilvus import (
+    AnnSearchRequest,
+    AsyncMilvusClient,
+    DataType,
+    MilvusClient,
+    RRFRanker,
+    WeightedRanker,
+)
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
@@ -20,9 +29,10 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
-from tests.milvus.proxy.running import ForeignClient
+from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
+from tests.support.late_readers import READS, LateReaders
 
 DIM, ITEMS, K = 12, 80, 4
 
@@ -311,3 +321,19 @@ def test_a_collection_is_dropped_with_its_bank_but_not_under_a_job(corrected):
     client.drop_collection(corrected.name)
     assert not plain.has_collection(bank)
     assert not plain.has_collection(corrected.name)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_proxy_that_knows_the_uncorrected_collection_answers_with_the_vectors_of_the_user(
+    lite, read
+):
+    world = LateReaders(lite)
+    where = urlsplit(lite.uri)
+    proxy = ProxyHere(where.netloc, state_ttl=3_600.0)
+    client = MilvusClient(proxy.uri + where.path)
+    world.assert_of_the_user(READS[read](world, client))
+    world.correct()
+    world.assert_of_the_user(READS[read](world, client))
+    client.close()
+    proxy.stop()
+    world.plain.drop_alias(world.alias)

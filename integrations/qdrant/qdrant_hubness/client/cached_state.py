@@ -58,6 +58,9 @@ class CachedState:
     expires_at: float = field(default=0.0, compare=False)
     """End of the TTL, on the monotonic clock."""
 
+    identity: str = field(default="", compare=False)
+    """Separates the collection from a later one of its name, if a migration has named it."""
+
     @property
     def real_name(self) -> str:
         """The name for all requests by this state; empty for the name that the user gave.

@@ -28,6 +28,7 @@ from milvus_hubness.extending import (
     Pause,
     Profile,
     StoredBank,
+    identity_in,
     read_states,
 )
 from qdrant_hubness.client.cached_state import CachedState
@@ -135,6 +136,7 @@ class StateCache:
             payload_keys=payload_keys_in(properties),
             limits=Limits.of(described),
             expires_at=expires_at,
+            identity=identity_in(properties, name),
         )
         self._states[collection] = (expires_at, state)
         return state
@@ -285,7 +287,16 @@ class StateCache:
 
         copy = dual_write.collection
         bodies = yield from self._bodies([point_id(cached.name), point_id(copy)])
-        dual_write.require_migration(CollectionId(name=cached.name), bodies)
+        origin = CollectionId(name=cached.name)
+        permits = dual_write.permits(origin, bodies)
+
+        # Another collection may have got the name. The write that follows needs the state anyway.
+        self.forget(copy)
+        found = yield from self.cached_state(copy)
+        if found == NOTHING:
+            return  # The write reports it.
+
+        dual_write.require_copy(origin, permits, found.states, found.identity)
         cached.checked.add(dual_write)
 
     def _bodies(self, ids: list[Any]) -> Operation[list[str]]:
