@@ -57,7 +57,7 @@ class Biases(NamedTuple):
             text
             for name in ("k", "alpha")
             if name in result
-            for text in (f"--{name}", str(result[name]))
+            for text in ("--param", f"{name}={result[name]}")
         ]
         return ("--bank", str(self.bank), "--method", _METHODS[type(self.estimator)], *params)
 

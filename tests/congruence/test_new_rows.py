@@ -139,8 +139,8 @@ def test_inserts_without_an_end_do_not_end_enable(lite, monkeypatch):
     plan = plan_enable(store, name, bank)
     wait_visible = Entries.wait_visible
 
-    def visible_and_more(backend):
-        wait_visible(backend)
+    def visible_and_more(entries, *args):
+        wait_visible(entries, *args)
         client.insert(name, new_rows([f"AA-{next(numbers):04d}"], seed=next(numbers)))
 
     monkeypatch.setattr(Entries, "wait_visible", visible_and_more)
