@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pymilvus import DataType
+from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
@@ -253,6 +253,27 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
         )
     assert not client.has_collection(f"{name}__bank")
     assert not client.hubness_state(name)
+
+
+def test_a_bank_that_another_job_drops_before_the_collection_names_it_is_there(
+    lite, rng, monkeypatch
+):
+    create = MilvusClient.create_collection
+    name = lite.name("born")
+
+    def created(client, collection_name, *args, **options):
+        if collection_name == name:
+            rows = client.query(f"{name}__bank", filter="number >= 0", output_fields=["generation"])
+            generation = rows[0]["generation"]
+            lite.store()._delete_bank_rows(f"{name}__bank", generation)
+        return create(client, collection_name, *args, **options)
+
+    monkeypatch.setattr(MilvusClient, "create_collection", created)
+    bank = QueryBank(vectors(rng, 30, DIM))
+    config = CorrectionConfig(Recipe(bank, estimator=NNN(K)))
+    lite.hubness_client().create_collection(name, dimension=DIM, hubness=config)
+    state = lite.store().info(name).state
+    assert len(lite.store().load_bank(state.profile.bank).queries) == 30
 
 
 def test_a_bank_is_anything_like_an_array(lite, rng):

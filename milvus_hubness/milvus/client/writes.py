@@ -334,6 +334,9 @@ class Writes:
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
 
+            # Until a state named it, another job may have dropped the bank, which is whole else.
+            for new_field in corrected:
+                yield InStore(new_field.save_bank)
             yield InStore(partial(_list_banks_of, collection, banks))
             served = new_collections.served_indexes(index, states)
             yield Ask("create_index", (collection, served, timeout))
