@@ -220,12 +220,14 @@ class Profile(FrozenModel):
         the refresh. So a client that writes late for a refresh that was given up, or for a correction
         that was taken off, does not have the number of what came after it.
         """
+        # A later version of this package may know of more about a prior, which is as it was then.
+        prior = self.prior.model_dump(mode="json", exclude_defaults=True) if self.prior else None
         content = {
-            "bank": self.bank.rows,
+            "bank": self.bank.generation,
             "epoch": self.epoch,
             "estimator": self.estimator,
             "mean_bias": self.mean_bias,
-            "prior": None if self.prior is None else self.prior.model_dump(mode="json"),
+            "prior": prior,
         }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         return 1 + int.from_bytes(digest.digest()[:GENERATION_BYTES])

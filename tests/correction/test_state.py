@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
@@ -136,3 +137,23 @@ def test_a_field_of_half_precision_gives_each_number_three_columns(state):
         read_states({"hubness": halves.to_json()}, "products")[state.field].codec.form
         == halves.codec.form
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 5},
+        {"mean_bias": 0.5},
+        {"estimator": {"name": "NNN", "k": 7, "alpha": 0.75}},
+        {"prior": Prior(source="field", field="sales", weight=0.2)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_number_of_a_generation_is_one_of_what_its_biases_come_from(state, change):
+    """It survives JSON, and does not depend on what a refresh without new biases changes."""
+    profile = state.profile
+    assert profile.generation == Profile.model_validate_json(profile.model_dump_json()).generation
+    renewed = {"strength": 0.5, "refreshed_at": datetime(2030, 1, 1, tzinfo=timezone.utc)}
+    assert profile.generation == profile.model_copy(update=renewed).generation
+    assert profile.generation != profile.model_copy(update=change).generation
+    assert 0 < profile.generation <= 2**48
