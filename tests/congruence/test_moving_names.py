@@ -142,12 +142,22 @@ def test_so_does_one_whose_dual_writes_another_migration_has_ended(lite):
     assert client.query(alias, filter="id == 9001", consistency_level="Strong")
 
 
-def test_what_a_plain_client_writes_before_the_repetition_is_kept(live):
-    killed(live, lambda store: refresh(store, live.alias, QueryBank(live.other)))
+@pytest.mark.parametrize("direction", ["forth", "back", "back, with an alias that was dropped"])
+def test_what_a_plain_client_writes_before_the_repetition_is_kept(live, second, direction):
+    if direction == "forth":
+        killed(live, lambda store: refresh(store, live.alias, QueryBank(live.other)))
+    else:
+        refresh(live.store, live.alias, QueryBank(live.other))
+        killed(live, lambda store: rollback(store, live.alias))
     plain = live.backend.client()
     [row] = plain.query(live.alias, filter="id == 5", output_fields=["*"])
     plain.upsert(live.alias, [{**row, "group": 77}])
-    refresh(live.store, live.alias)
+    if direction == "forth":
+        refresh(live.store, live.alias)
+    else:
+        if direction != "back":
+            plain.drop_alias(second)
+        rollback(live.store, live.alias)
     [row] = live.client.query(
         live.alias, filter="id == 5", output_fields=["*"], consistency_level="Strong"
     )

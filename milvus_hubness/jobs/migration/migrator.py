@@ -277,7 +277,7 @@ class Migrator:
             self.roll_back()
             return self.migration
 
-        if self._compares_again():
+        if self._step_back():
             # The names that this run is to move are those that the killed one was to move.
             alias, rename = self._named_by_switch()
             migration = self.migration
@@ -346,11 +346,10 @@ class Migrator:
             carry_grants(self._store, source.name, self.migration.target)
         return self._switch(source, alias, rename)
 
-    def _compares_again(self) -> bool:
-        """Whether a killed run was about to move the first name; its comparison does not count then.
-
-        Its writes to both sides may have ended since: other jobs announce theirs, and plain clients
-        write to one side.
+    def _step_back(self) -> bool:
+        """Go back to the verified copy if a killed run was about to move the first name; return
+        whether it was. All rows are compared again then: clients may have ended to write to both sides
+        since, as another job announced its own copy, and plain clients write to one side.
         """
         if self.migration.phase != "switching" or self._has_moved():
             return False
@@ -381,8 +380,8 @@ class Migrator:
         renamed = switch.source_renamed
         if renamed is not None and not self._store.exists(renamed):
             return True
-        sources = {self.migration.source, renamed}
-        return any(self._store.alias_target(name) in sources for name in switch.names)
+        source = renamed or self.migration.source
+        return any(self._store.alias_target(name) == source for name in switch.names)
 
     def _switch(self, source: CollectionInfo, alias: str | None, rename: bool) -> Switch:
         """Return the switch that is to come. Raises as `chosen_switch` and `switch_of_refresh`."""
@@ -622,7 +621,7 @@ class Migrator:
 
     def cut_over(self, alias: str | None, rename: bool) -> None:
         """Move the name of a verified migration to the copy, or complete that step."""
-        self._compares_again()
+        self._step_back()
         migration = self.migration
         store = self._store
         if migration.phase == "verified":
