@@ -22,10 +22,8 @@ from milvus_hubness.cli.verdicts import (
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.progress import Progress
-    from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.reports.check import Check
-    from milvus_hubness.reports.report import Diagnosis
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,7 @@ def check(
 
     with console.progress_bars(has_lines=True) as progress:
         store = None if collection is None else connection.open()
-        result, diagnosis, judgements = _checked(
-            subject, bank, judging, pages, store, collection, progress
-        )
-    hubs = None if diagnosis is None else Hubs.written(diagnosis, pages, judgements)
+        result, hubs = _checked(subject, bank, judging, pages, store, collection, progress)
 
     tuning = result.tuning.to_dict()
     metric = subject.metric
@@ -144,8 +139,8 @@ def _checked(
     store: Store | None,
     collection: str | None,
     progress: Progress,
-) -> tuple[Check, Diagnosis | None, Judgements | None]:
-    """Return the check, the hubs if an option is about them, and the judgements of --pairs.
+) -> tuple[Check, Hubs | None]:
+    """Return the check, and the hubs if an option is about them, whose page is written then.
 
     store: that of the collection; None for items in a file.
     """
@@ -159,11 +154,12 @@ def _checked(
         # Before the work, not after it.
         pages.runs.check(judgements)
     reads = QueryBank.load if store is None else partial(options.read_vectors, store)
-    queries = reads(subject.queries) if subject.queries else None
+    queries = None
     texts = None
-    if pages.query_text is not None and queries is not None:
-        assert subject.queries is not None, "they were read"
-        texts = read_texts(store, subject.queries, pages.query_text, len(queries))
+    if subject.queries is not None:
+        queries = reads(subject.queries)
+        if queries is not None and pages.query_text is not None:
+            texts = read_texts(store, subject.queries, pages.query_text, len(queries))
 
     if store is None:
         assert subject.items is not None, "the command line names items or a collection"
@@ -202,7 +198,9 @@ def _checked(
         )
 
     # Here, where the progress is shown.
-    return result, pages.search(result, texts), judgements
+    diagnosis = pages.search(result, texts)
+    hubs = None if diagnosis is None else Hubs.written(diagnosis, pages, judgements)
+    return result, hubs
 
 
 def _show(

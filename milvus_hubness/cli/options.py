@@ -389,7 +389,8 @@ class EstimatorOptions:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
                 raise InvalidParameter(
-                    f"--param {name} needs {methods[name]}: the current {describe(current)} has no {name}"
+                    f"--param {name} needs {methods[name]}: the current {describe(current)} has no "
+                    f"{name}"
                 )
 
             return from_dict(with_parameters(current, parameters))

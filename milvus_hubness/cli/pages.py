@@ -140,7 +140,9 @@ class Hubs:
 
     diagnosis: Diagnosis
     named: PageOptions
+    """What the caller named."""
     images_left_out: int
+    """Number of images that the page does not show."""
     remarks: tuple[str, ...]
     """Warnings about the files that are written."""
 

@@ -269,6 +269,7 @@ class Detail(NamedTuple):
 
 
 NO_DETAIL = Detail()
+"""The hubs alone."""
 
 
 def diagnose(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 REPAIR_ROUNDS = 20
 """How often the biases of rows that change meanwhile are computed again."""
 
-
 NO_CORRECTIONS: Mapping[int, Correction] = {}
+"""By slot: rows without an entry stay pending."""
 
 
 @dataclass(frozen=True)

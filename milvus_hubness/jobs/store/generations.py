@@ -512,8 +512,9 @@ class BankGenerations(ABC):
 
     @abstractmethod
     def _first_rows(self, collection: str) -> Iterator[Mapping[str, Any]]:
-        """Yield `generation`, `part` and `added_at` of the first row of each part of each generation; a row
-        that lacks one of them was not written by this package.
+        """Yield `generation`, `part` and `added_at` of the first row of each part of each generation.
+
+        A row that lacks one of them was not written by this package.
         """
 
     @abstractmethod

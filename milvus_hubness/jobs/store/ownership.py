@@ -311,8 +311,8 @@ def _permit_in(body: str, origin: CollectionId, copy: str) -> Permit | None:
         sources = {migration["source"], switch.get("source_renamed") or migration["source"]}
         target = migration["target"]
         phase = migration["phase"]
-        id = str(migration["id"])
-        field = str(migration["field"])
+        migration_id = str(migration["id"])
+        copied_field = str(migration["field"])
         source_identity = str(migration.get("source_identity") or "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -323,7 +323,7 @@ def _permit_in(body: str, origin: CollectionId, copy: str) -> Permit | None:
     # Where the database or the ledger has no identity, the names alone decide.
     is_source = not (source_identity and origin.identity) or source_identity == origin.identity
     if copy == target and origin.name in sources and is_source:
-        return Permit(id, copied_field=field, source_identity=source_identity)
+        return Permit(migration_id, copied_field=copied_field, source_identity=source_identity)
     if origin.name == target and copy in sources:
-        return Permit(id, copied_field=None, source_identity=source_identity)
+        return Permit(migration_id, copied_field=None, source_identity=source_identity)
     return None
