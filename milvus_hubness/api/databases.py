@@ -12,7 +12,6 @@ from functools import wraps
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from milvus_hubness.api.banks import read_named
 from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates
 from milvus_hubness.basics.requirements import install_line_of
 from milvus_hubness.errors import InvalidParameter
@@ -46,15 +45,22 @@ R = TypeVar("R")
 def of_database(job: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Database, P], R]:
     """Return a job that takes any `Database` in place of its store, which it makes of it.
 
-    The first argument is positional. What the job opens it closes again. Banks may be in the
-    database: see `read_named`.
+    The first argument is positional. What the job opens it closes again. Texts that name vectors of the
+    database become these vectors, as those of a `Recipe` do: `queries="collection:NAME"` are the vectors
+    of a collection with one vector field. Raises as `read_from_database` does.
     """
 
     @wraps(job)
     def call(database: Database, /, *arguments: P.args, **named: P.kwargs) -> R:
+        # Not with this module: the commands that only read a state need nothing that it imports.
+        from milvus_hubness.jobs.common.samples import read_from_database
+
         with store_of(database) as store:
             bound = signature.bind(store, *arguments, **named)
-            read_named(store, bound)
+            values = bound.arguments
+            collection = values.get("collection")
+            if isinstance(collection, str):
+                values |= read_from_database(store, values, collection, values.get("field"))
             return job(*bound.args, **bound.kwargs)
 
     signature = inspect.signature(job)

@@ -146,11 +146,18 @@ def certificates(
     """Return the files for TLS: these, or those that the environment names. Raises InvalidParameter."""
     from milvus_hubness.basics.files.certificates import Certificates
 
-    return Certificates(
-        ca=ca or os.environ.get(CA_VARIABLE) or None,
-        cert=cert or os.environ.get(CERT_VARIABLE) or None,
-        key=key or os.environ.get(KEY_VARIABLE) or None,
-    )
+    given = {"ca": ca, "cert": cert, "key": key}
+    variables = {"ca": CA_VARIABLE, "cert": CERT_VARIABLE, "key": KEY_VARIABLE}
+    for name, variable in variables.items():
+        path = os.environ.get(variable)
+        if given[name] or not path:
+            continue
+        if not Path(path).exists():
+            raise InvalidParameter(
+                f"${variable} names {path!r}, which is not there: correct it, or unset it"
+            )
+        given[name] = path
+    return Certificates(**{name: path or None for name, path in given.items()})
 
 
 def open_store(

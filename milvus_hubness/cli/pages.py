@@ -82,6 +82,8 @@ class PageOptions:
             raise typer.BadParameter(
                 "--save-qrels needs --save-run, whose rankings they are to judge"
             )
+        if self.run_depth != RUN_DEPTH and self.save_run is None:
+            raise typer.BadParameter("--run-depth is of the files of --save-run: name these")
 
     @property
     def is_given(self) -> bool:

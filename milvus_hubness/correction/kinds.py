@@ -262,6 +262,15 @@ class Kinds:
         """μ, the mean of all items with a kind, (d,)."""
         return np.asarray(np.array(self.means.shares) @ self.of_kinds, np.float32)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The kinds as plain data."""
+        names = self.rule.names
+        shares = {
+            name: round(share, 4) for name, share in zip(names, self.means.shares, strict=True)
+        }
+        return {"field": self.rule.field or None, "names": list(names), "shares": shares}
+
     def centred_items(self, items: Floats, numbers: KindNumbers) -> Floats:
         """Return reduced items (n, d) less the means of their kinds (n,)."""
         # UNKNOWN, −1, is the last row.

@@ -113,6 +113,15 @@ class Prior(FrozenModel):
         """The source in words."""
         return f"field {self.field!r}" if self.source == "field" else "clicks"
 
+    def facts(self, keys: int = 0) -> dict[str, object]:
+        """Return the prior as plain data. keys: number of those with clicks."""
+        facts: dict[str, object] = self.model_dump(
+            include={"source", "field", "weight", "factor", "added"}
+        )
+        if self.source == "pairs" and keys:
+            facts["keys"] = keys
+        return facts
+
     def of(self, values: npt.ArrayLike) -> Floats:
         """Return what is added to the biases of items with these values (n,), float32 (n,).
 

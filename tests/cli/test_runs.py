@@ -193,6 +193,9 @@ def test_bad_input_is_one_line_and_writes_nothing(judged, run):
     done = run("check", "numbers", *BANK[:-1], *pairs, "--save-qrels", "used.qrels")
     assert done.returncode == 2
     assert "--save-qrels needs --save-run" in done.stderr
+    done = run("check", "numbers", *BANK[:-1], *pairs, "--run-depth", "5")
+    assert done.returncode == 2
+    assert "--run-depth is of the files of --save-run" in done.stderr
     done = run("check", "numbers", *BANK[:-1], *pairs, "--save-run", "raw.trec")
     assert done.returncode == 2
     assert "'--save-run' requires 2 arguments" in done.stderr

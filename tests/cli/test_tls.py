@@ -233,6 +233,13 @@ def test_a_file_that_is_no_certificate_is_named(run, tmp_path, names, said):
     assert_fails(run("serve", "--config", str(tmp_path / "hubness.toml"), "--check"), 2, said)
 
 
+@pytest.mark.parametrize("name", ["CA", "CERT", "KEY"])
+def test_a_missing_file_is_named_with_its_variable(run, name):
+    variable = f"MILVUS_HUBNESS_{name}"
+    done = run("status", "products", uri="https://127.0.0.1:1", **{variable: "gone.pem"})
+    assert_fails(done, 2, f"${variable} names 'gone.pem'", "not there")
+
+
 @pytest.mark.parametrize(
     "uri", ["http://root:Pw-0f-tls@127.0.0.1:1", "shop.db", "qdrant+http://localhost:1"]
 )

@@ -24,7 +24,6 @@ from milvus_hubness.correction.kinds import (
     Identity,
     KindCounts,
     KindRule,
-    Kinds,
     expect_room,
     identity_of,
     preferred,
@@ -215,15 +214,6 @@ def of_clusters(layout: Layout, vectors: Floats, bank: QueryBank) -> ChosenKinds
     )
     by_name = dict(zip(rule.names, counts.tolist(), strict=True))
     return ChosenKinds(rule, (remark,), by_name)
-
-
-def kind_facts(kinds: Kinds | None) -> dict[str, Any] | None:
-    """Return the kinds of a profile as plain data; None without kinds."""
-    if kinds is None:
-        return None
-    names = kinds.rule.names
-    shares = {name: round(share, 4) for name, share in zip(names, kinds.means.shares, strict=True)}
-    return {"field": kinds.rule.field or None, "names": list(names), "shares": shares}
 
 
 def two_means(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,3 +140,13 @@ class StoredBiases:
     def beside(self) -> BesideCodec:
         """The codec of a collection whose biases are beside its vectors."""
         return cast(BesideCodec, self.codec)
+
+
+def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
+    """Whether the field's quantiser, which its owner can change at any time, needs biases in more
+    columns than stored vectors have. Biases in more columns than necessary are as good.
+    """
+    # A state can name a field that its owner has dropped meanwhile; other checks say so.
+    if state.codec.leaves_vectors or state.field not in info.vector_fields:
+        return False
+    return store.column_needs(info, state.field).spread > state.layout.spread

@@ -25,7 +25,6 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.choice import Chosen, chosen
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
-from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
@@ -73,6 +72,7 @@ class EnablePlan(ShownAsTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
+        prior = self.correction.prior
         return {
             "source": self.source.name,
             "field": self.field,
@@ -85,7 +85,7 @@ class EnablePlan(ShownAsTable):
             "bank": self.chosen.bank_facts(self.bank_collection),
             **self.chosen.facts,
             "estimator": to_dict(self.correction.fitted.estimator),
-            "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
+            "prior": prior.facts(len(self.correction.clicks)) if prior else None,
             "remarks": list(self.remarks),
         }
 

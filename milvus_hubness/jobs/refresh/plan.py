@@ -57,6 +57,7 @@ from milvus_hubness.jobs.common.priors import (
 )
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
+from milvus_hubness.jobs.common.stored_biases import needs_other_columns
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.store.generations import holds
 from milvus_hubness.jobs.store.protocols import Store, expect_feature, has_feature
@@ -446,13 +447,3 @@ def _newly_tuned(
         return None
     is_in_use = profile.bank.fingerprint == bank.fingerprint
     return None if is_in_use and verdict.tuned_at <= profile.refreshed_at else verdict
-
-
-def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
-    """Whether the field's quantiser, which its owner can change at any time, needs biases in more
-    columns than stored vectors have. Biases in more columns than necessary are as good.
-    """
-    # A state can name a field that its owner has dropped meanwhile; other checks say so.
-    if state.codec.leaves_vectors or state.field not in info.vector_fields:
-        return False
-    return store.column_needs(info, state.field).spread > state.layout.spread

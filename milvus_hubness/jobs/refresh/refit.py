@@ -135,19 +135,6 @@ def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) ->
     return unfinished(Ledger(store).migrations(info.name), info, state.field) is not None
 
 
-def unfitted_share(
-    store: Store, info: CollectionInfo, state: CollectionState
-) -> tuple[float | None, str]:
-    """Return the share of the rows that are new or changed since the bank of the active profile was
-    fitted, None if that is not counted, and why a new bank is due, as the last check noted it.
-
-    Raises StateError for a broken record in the ledger.
-    """
-    fit = Fit(store, info, state)
-    note = fit.note
-    return None if note is None else fit.unfitted_share(note, info.rows), fit.due
-
-
 def _share(fit: Fit, rows: int, *, notes: bool) -> float | None:
     """Return the share of unfitted rows; None if it is counted from now on, or not yet.
 

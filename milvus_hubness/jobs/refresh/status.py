@@ -9,12 +9,9 @@ from typing import Any
 
 from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.basics.notebooks import ShownAsTable
-from milvus_hubness.jobs.common.kinds import kind_facts
+from milvus_hubness.jobs.common.fits import Fit
 from milvus_hubness.jobs.common.lease import DROPPED, holder_of
-from milvus_hubness.jobs.common.priors import prior_facts
-from milvus_hubness.jobs.common.stored_biases import StoredBiases
-from milvus_hubness.jobs.refresh.plan import needs_other_columns
-from milvus_hubness.jobs.refresh.refit import unfitted_share
+from milvus_hubness.jobs.common.stored_biases import StoredBiases, needs_other_columns
 from milvus_hubness.jobs.store.helpers import left_helpers
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -133,7 +130,9 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     codec = state.codec
     stored = StoredBiases(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
-    share, new_bank_due = unfitted_share(store, info, state)
+    kinds = state.kinds_of(profile)
+    fit = Fit(store, info, state)
+    share = None if fit.note is None else fit.unfitted_share(fit.note, info.rows)
     return Status(
         **whole,
         corrected=True,
@@ -146,8 +145,8 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
-        prior=prior_facts(profile.prior),
-        kinds=kind_facts(state.kinds_of(profile)),
+        prior=profile.prior.facts() if profile.prior else None,
+        kinds=kinds.facts if kinds else None,
         where=codec.location,
         spread=None if codec.needs_candidates else state.layout.spread,
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
@@ -161,7 +160,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         age_seconds=round(age.total_seconds(), 1),
         fitted_at=profile.fitted_at.isoformat(timespec="seconds"),
         unfitted_share=None if share is None else round(share, 4),
-        new_bank_due=new_bank_due,
+        new_bank_due=fit.due,
         profiles=tuple(state.profiles),
     )
 
