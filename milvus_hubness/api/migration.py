@@ -2,10 +2,9 @@
 
 from milvus_hubness.api.databases import of_database
 from milvus_hubness.jobs.migration import clean as cleaning
-from milvus_hubness.jobs.migration import migrator, plan
+from milvus_hubness.jobs.migration import migrator
 from milvus_hubness.jobs.refresh import rollback as taking_back
 
-plan_migration = of_database(plan.plan_migration)
 migrate = of_database(migrator.migrate)
 resume = of_database(migrator.resume)
 cutover = of_database(migrator.cutover)

@@ -196,7 +196,7 @@ def _kinds_to_try(
 ) -> tuple[GalleryKinds | None, tuple[str, ...]]:
     """Return the kinds that the caller names, as a migration would choose them, with remarks.
 
-    Raises as `plan_migration` does.
+    Raises as `plan_correction` does.
     """
     request = KindRequest.of(kind)
     if request.name is None:

@@ -19,7 +19,6 @@ from milvus_hubness.correction.codec.arrays import (
     BYTES,
     Dtype,
     Floats,
-    StorageFormat,
     decode,
     rounded,
 )
@@ -31,6 +30,7 @@ from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.choice import Chosen
 from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.plan import Draft
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
@@ -247,38 +247,9 @@ none: each row has up to 2·M links of four bytes.
 """
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """What a migration of `source` fits, and on what."""
-
-    source: CollectionInfo
-    field: str
-    survey: Survey
-    """It fixes the chunks of rows."""
-    chosen: Chosen
-    """The biases of the copy."""
-
-    def fit_rows(self, rows: Batch) -> FitRows:
-        """Return rows of the source as a fit takes them."""
-        return self.chosen.fit_rows(rows.vectors, Items(rows.keys, rows.rows))
-
-    @property
-    def layout(self) -> Layout:
-        """The columns of the copy's vectors."""
-        return self.chosen.layout
-
-    @property
-    def vector(self) -> VectorField:
-        return self.source.vector_fields[self.field]
-
-    @property
-    def form(self) -> StorageFormat:
-        return form_of(self.layout, self.vector.dtype)
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The numbers per vector of the source and of the target."""
-        return {"source": self.layout.dim, "target": self.form.width}
+def widths_of(layout: Layout, vector: VectorField) -> dict[str, int]:
+    """Return the numbers per vector of the source and of a copy with this layout."""
+    return {"source": layout.dim, "target": form_of(layout, vector.dtype).width}
 
 
 class Estimates(NamedTuple):
@@ -292,21 +263,20 @@ class Estimates(NamedTuple):
     """The mean number of vectors in a row: 1 unless rows have several."""
 
 
-def estimates(store: Store, fitting: Fitting) -> Estimates:
+def estimates(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> Estimates:
     """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
 
     def correct(batch: Batch) -> None:
-        fitting.chosen.fit(fitting.fit_rows(batch))
+        chosen.fit(chosen.fit_rows(batch.vectors, batch.items))
 
-    largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
+    largest_chunk = max(surveyed.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
-        store, fitting.source.name, fitting.field, largest_chunk, limit=fitting.survey.page_rows
+        store, draft.source.name, draft.field, largest_chunk, limit=surveyed.page_rows
     )
     reading_seconds = time.perf_counter() - began
-    return estimated(
-        batch, reading_seconds, correct, fitting.vector, fitting.widths, fitting.survey.rows
-    )
+    widths = widths_of(chosen.layout, draft.vector)
+    return estimated(batch, reading_seconds, correct, draft.vector, widths, surveyed.rows)
 
 
 def estimated(
@@ -347,38 +317,38 @@ def estimated(
     return Estimates(seconds, memory_bytes, per_row)
 
 
-def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
+def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> RecallGate:
     """Measure the recall that the collection's own kind of index loses with the augmented form, on
     up to ROWS rows.
     """
-    info = fitting.source
-    field = fitting.field
-    vector = fitting.vector
+    info = draft.source
+    field = draft.field
+    vector = draft.vector
 
     # Chunks in random order: each costs one request, and rows of all ages are among them.
     parts: list[FitRows] = []
     rows_left = ROWS
-    for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
+    for chunk in np.random.default_rng(0).permutation(np.array(surveyed.chunks, object)):
         if rows_left <= 0:
             break
         batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
-        parts.append(fitting.fit_rows(batch))
+        parts.append(chosen.fit_rows(batch.vectors, batch.items))
         rows_left -= len(batch)
-    rows = joined_rows(fitting.layout, parts)
+    rows = joined_rows(chosen.layout, parts)
     vectors = rows.vectors
 
-    correction = fitting.chosen.measured(store, info, field, rows).fit(rows)
+    correction = chosen.measured(store, info, field, rows).fit(rows)
     needs = store.column_needs(info, field)
-    valid = ~fitting.layout.invalid(vectors)
+    valid = ~chosen.layout.invalid(vectors)
     neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
     return measure_recall(
         correction.layout,
         vectors,
         correction.with_prior(neutral, valid, None, rows.values),
-        fitting.chosen.bank.vectors,
+        chosen.bank.vectors,
         vector.index_type,
         vector.index_params,
-        rows_total=fitting.survey.rows,
+        rows_total=surveyed.rows,
         graph_hint=needs.graph_hint,
         locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
         length_pull=needs.length_pull,
@@ -524,13 +494,15 @@ def resolved(
     return measured
 
 
-def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
+def resolution_of(
+    store: Store, draft: Draft, surveyed: Survey, chosen: Chosen
+) -> Resolution | None:
     """Measure the resolution on rows spread over the collection and queries of the bank; None if
     the augmented form is as good as the vectors. Raises CannotMigrate as `resolved` does.
     """
-    layout = fitting.layout
-    dtype = fitting.vector.dtype
-    sample = fitting.survey.sample
+    layout = chosen.layout
+    dtype = draft.vector.dtype
+    sample = surveyed.sample
     # What half precision costs a MaxSim is not measured here, and L2 has none.
     if layout.multi_vectors or (layout.metric != "L2" and dtype == "float32"):
         return None
@@ -538,11 +510,11 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     sampled_rows = sum(map(len, sample.values()))
     every = max(1, -(-sampled_rows // MEASURED_ROWS))
     parts = [
-        store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors
+        store.get(draft.source.name, keys[::every], draft.field, partition=partition).vectors
         for partition, keys in sample.items()
         if keys
     ]
-    return resolved(layout, layout.stacked(parts), fitting.chosen.bank, fitting.field, dtype)
+    return resolved(layout, layout.stacked(parts), chosen.bank, draft.field, dtype)
 
 
 def recall_words(gate: RecallGate) -> str:

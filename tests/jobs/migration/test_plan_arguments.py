@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import InvalidInput, InvalidParameter, Recipe, RefreshOptions
-from milvus_hubness.jobs.migration.plan import MigrationOptions, plan_migration
+from milvus_hubness import (
+    Copy,
+    InvalidInput,
+    InvalidParameter,
+    Recipe,
+    RefreshOptions,
+    plan_correction,
+)
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 
 
 def planned(**changed):
     """Plan a migration in no database."""
     words = {"gate": changed.pop("gate")} if "gate" in changed else {}
-    plan_migration(None, "products", Recipe(np.eye(4), **words), **changed)
+    plan_correction(None, "products", Recipe(np.eye(4), **words), Copy(**changed))
 
 
 @pytest.mark.parametrize(
