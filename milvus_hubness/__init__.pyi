@@ -5,9 +5,9 @@ from milvus_hubness.api.enable import enable as enable
 from milvus_hubness.api.migration import clean as clean
 from milvus_hubness.api.migration import cutover as cutover
 from milvus_hubness.api.migration import migrate as migrate
+from milvus_hubness.api.migration import plan_correction as plan_correction
 from milvus_hubness.api.migration import resume as resume
 from milvus_hubness.api.migration import rollback as rollback
-from milvus_hubness.api.plan import plan_correction as plan_correction
 from milvus_hubness.api.refresh import adopt as adopt
 from milvus_hubness.api.refresh import refresh as refresh
 from milvus_hubness.api.refresh import status as status

@@ -12,7 +12,6 @@ from functools import wraps
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from milvus_hubness.api.banks import read_named
 from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates
 from milvus_hubness.basics.requirements import install_line_of
 from milvus_hubness.errors import InvalidParameter
@@ -46,16 +45,13 @@ R = TypeVar("R")
 def of_database(job: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Database, P], R]:
     """Return a job that takes any `Database` in place of its store, which it makes of it.
 
-    The first argument is positional. What the job opens it closes again. Banks may be in the
-    database: see `read_named`.
+    The first argument is positional. What the job opens it closes again.
     """
 
     @wraps(job)
     def call(database: Database, /, *arguments: P.args, **named: P.kwargs) -> R:
         with store_of(database) as store:
-            bound = signature.bind(store, *arguments, **named)
-            read_named(store, bound)
-            return job(*bound.args, **bound.kwargs)
+            return job(store, *arguments, **named)
 
     signature = inspect.signature(job)
     # What `help` and notebooks show, as the stub says it to type checkers.

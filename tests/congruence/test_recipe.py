@@ -9,9 +9,11 @@ from milvus_hubness import (
     Beside,
     Copy,
     InvalidInput,
+    InvalidParameter,
     Judgements,
     QueryBank,
     Recipe,
+    enable,
     migrate,
     plan_correction,
     refresh,
@@ -91,3 +93,19 @@ def test_a_recipe_without_a_bank_says_so(tuned):
             InvalidInput, match=f"'{name}' has no reference queries yet: pass a bank"
         ):
             plan_correction(store, name, replace(Recipe(bank), bank=None), body)
+
+
+@pytest.mark.parametrize(
+    ("body", "job", "right"), [(Beside(), migrate, "enable"), (Copy(), enable, "migrate")]
+)
+def test_a_plan_of_another_job_is_refused_in_one_line(tuned, body, job, right):
+    store, name, bank, _ = tuned
+    plan = plan_correction(store, name, bank, body)
+    wrong = job.__name__
+    with pytest.raises(
+        InvalidParameter,
+        match=f"^the plan for '{name}' cannot be carried out by {wrong}: pass it to {right}$",
+    ):
+        job(store, plan)
+    assert not store.info(name).states
+    assert not store.exists(f"{name}_hubness")

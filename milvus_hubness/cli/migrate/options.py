@@ -99,22 +99,21 @@ class Planning(options.RecipeOptions):
         from milvus_hubness.jobs.plan import plan_correction
 
         self.expect(store, source, self.field)
-        copy = Copy(
-            target=self.target,
-            alias=switching.alias,
-            rename=switching.rename,
-            measure=measure,
-            index_type=self.index_type,
-            index_params=options.pairs_of(self.index_param, "--index-param"),
-            restart=self.restart,
-            # Without writers there is no client to wait for.
-            client_ttl=0.0 if writers.no_writers else writers.client_ttl,
-        )
         return plan_correction(
             store,
             source,
             self._recipe(store, source),
-            copy,
+            Copy(
+                target=self.target,
+                alias=switching.alias,
+                rename=switching.rename,
+                measure=measure,
+                index_type=self.index_type,
+                index_params=options.pairs_of(self.index_param, "--index-param"),
+                restart=self.restart,
+                # Without writers there is no client to wait for.
+                client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+            ),
             field=self.field,
             bank_collection=self.bank_name,
         )

@@ -115,7 +115,14 @@ class ChosenPrior:
     @property
     def facts(self) -> dict[str, object] | None:
         """What a plan says of it, as plain data; None without a prior."""
-        return prior_facts(self.prior, len(self.clicks))
+        if self.prior is None:
+            return None
+        facts: dict[str, object] = self.prior.model_dump(
+            include={"source", "field", "weight", "factor", "added"}
+        )
+        if self.prior.source == "pairs" and self.clicks:
+            facts["keys"] = len(self.clicks)
+        return facts
 
     def values_of(self, rows: ItemRows) -> Values:
         """Return the values of rows, (n,); zeros without a prior. Raises as Prior.values_of does."""
@@ -148,18 +155,6 @@ def joined_with(estimator: Estimator, request: PriorRequest, chosen: ChosenPrior
 
     has_other = chosen.prior is not None and chosen.prior.weight > 0
     return of_biases if request.is_dropped or has_other else estimator
-
-
-def prior_facts(prior: Prior | None, keys: int = 0) -> dict[str, object] | None:
-    """Return a prior as plain data; None without one. keys: number of those with clicks."""
-    if prior is None:
-        return None
-    facts: dict[str, object] = prior.model_dump(
-        include={"source", "field", "weight", "factor", "added"}
-    )
-    if prior.source == "pairs" and keys:
-        facts["keys"] = keys
-    return facts
 
 
 def chosen_prior(

@@ -12,7 +12,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.state import CollectionState, suffix_for
 from milvus_hubness.errors import (
@@ -102,30 +102,32 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    verdict = plan.chosen.verdict
-    plan.chosen.judging.require(verdict, name)
+    plan.chosen.judging.require(plan.chosen.verdict, name)
     with Lease(store, name, *plan.body.sides) as lease:
-        if verdict is not None:
-            store_verdict(lease.store, name, verdict)
+        store_verdict(lease.store, name, plan.chosen.verdict)
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
-        suffix = plan.suffix
-        if plan.field not in info.states:
-            suffix = suffix_for(plan.field, info.states.values())
-        if plan.field in info.states or suffix != plan.suffix:
+        if plan.field in info.states or plan.suffix != suffix_for(plan.field, info.states.values()):
             raise AlreadyCorrected(
                 f"another job has changed the correction of {field_words(plan.field)} of {name!r} "
                 "since this plan was made: plan again"
             )
 
         with lease.explained():
-            facts = _enable_reranking(lease, replace(plan, source=info), ttl, progress)
+            rows = _enable_reranking(lease, replace(plan, source=info), ttl, progress)
             corrected = lease.store.info(name, counted=False)
             note_fits(lease.store, corrected, corrected.states[plan.field])
 
-    seconds = round(time.perf_counter() - began, 2)
-    return Enabled(collection=name, bank=plan.bank_collection, seconds=seconds, **facts)
+    return Enabled(
+        collection=name,
+        bank=plan.bank_collection,
+        rows=rows,
+        seconds=round(time.perf_counter() - began, 2),
+        side_collection=plan.body.sides[0] if plan.body.sides else None,
+        candidates=plan.body.reranking.candidates,
+        missed=plan.body.reranking.missed,
+    )
 
 
 @contextmanager
@@ -150,11 +152,13 @@ def _drop_if_ours(lease: Lease, source: CollectionInfo, side: str) -> None:
 
 def _enable_reranking(
     lease: Lease, plan: Plan[PlannedBeside], client_ttl: float, progress: Progress
-) -> dict[str, Any]:
+) -> int:
+    """Write all that the plan leads to, and check it; return the number of rows with a bias."""
     store = lease.store
     name = plan.source.name
+    stored = plan.body.correction.stored_bank(plan.chosen.target_bank)
     with _undone(lease) as undo:
-        state = _new_state(store, plan, undo)
+        state = _new_state(store, plan, stored, undo)
         expect_free_sides(store, plan.source, plan.body.sides)
         for side in plan.body.sides:
             # Before it is created, which may fail half way: what is not ours stays.
@@ -175,24 +179,18 @@ def _enable_reranking(
         undo.callback(store.write_property, name, state.property_name, None)
         with noted_unchecked(store, plan.source, plan.field):
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
-            stored = plan.body.correction.stored_bank(plan.chosen.target_bank)
             confirm_bank(store, state.profile.bank, stored, state.metric)
 
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-            rows = _fill_all(entries, plan.body.correction, "verifying", progress)
-
-    return {
-        "rows": rows,
-        "side_collection": plan.body.sides[0] if plan.body.sides else None,
-        **plan.body.reranking.model_dump(include={"candidates", "missed"}),
-    }
+            return _fill_all(entries, plan.body.correction, "verifying", progress)
 
 
-def _new_state(store: Store, plan: Plan[PlannedBeside], undo: ExitStack) -> CollectionState:
+def _new_state(
+    store: Store, plan: Plan[PlannedBeside], stored: StoredBank, undo: ExitStack
+) -> CollectionState:
     """Save the bank, and return the state that the plan leads to."""
     correction = plan.body.correction
-    stored = correction.stored_bank(plan.chosen.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
@@ -202,7 +200,7 @@ def _new_state(store: Store, plan: Plan[PlannedBeside], undo: ExitStack) -> Coll
         bank,
         field=plan.field,
         suffix=plan.suffix,
-        dtype=plan.source.vector_fields[plan.field].dtype,
+        dtype=plan.vector.dtype,
         source=plan.source.name,
         phase="ready",
         mean_bias=correction.mean_bias,

@@ -25,7 +25,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.common.choice import chosen
 from milvus_hubness.jobs.common.inputs import Gallery, read_gallery
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
-from milvus_hubness.jobs.common.priors import prior_facts
+from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import side_name
@@ -70,7 +70,7 @@ class PlannedBeside(PlannedBody):
             "missed": {str(candidates): share for candidates, share in self.missed.items()},
             "measured_queries": self.reranking.queries,
             "estimator": to_dict(self.correction.fitted.estimator),
-            "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
+            "prior": ChosenPrior(self.correction.prior, self.correction.clicks).facts,
         }
 
 

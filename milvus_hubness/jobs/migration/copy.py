@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
-from milvus_hubness.correction.kinds import KindNumbers
-from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.plan import Plan
@@ -25,6 +22,7 @@ from milvus_hubness.jobs.migration.survey import (
     MEAN_ROWS,
     SAMPLE_ROWS,
     chunk_pages,
+    joined_rows,
     sampled_pages,
 )
 from milvus_hubness.jobs.store.generations import Batch
@@ -120,7 +118,7 @@ def _gallery(store: Store, plan: Plan[PlannedCopy]) -> FitRows:
             for chunk in plan.body.survey.chunks
             for page, _ in chunk_pages(store, source, field, chunk, plan.body.survey.page_rows)
         )
-        return _rows_of(plan, every_page)
+        return joined_rows(plan.chosen, every_page)
 
     needs = store.column_needs(plan.source, field)
     constants_need = rows_measured(
@@ -132,31 +130,9 @@ def _gallery(store: Store, plan: Plan[PlannedCopy]) -> FitRows:
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
     if plan.chosen.kinds.rule is not None:
         needed = SAMPLE_ROWS
-    return _rows_of(
-        plan,
+    return joined_rows(
+        plan.chosen,
         sampled_pages(store, plan.source, plan.field, plan.body.survey, plan.chosen.layout, needed),
-    )
-
-
-def _rows_of(plan: Plan[PlannedCopy], pages: Iterable[Batch]) -> FitRows:
-    """Return the rows of all pages as a fit takes them."""
-    values: list[Values] = [np.empty(0)]
-    kinds: list[KindNumbers] = [np.empty(0, np.int64)]
-
-    # Filled while `Layout.stacked` asks for one page after the other.
-    def vectors() -> Iterator[Floats]:
-        for page in pages:
-            rows = plan.chosen.fit_rows(page.vectors, page.items)
-            if rows.values is not None:
-                values.append(rows.values)
-            if rows.kinds is not None:
-                kinds.append(rows.kinds)
-            yield page.vectors
-
-    return FitRows(
-        plan.chosen.layout.stacked(vectors()),
-        np.concatenate(values),
-        None if plan.chosen.kinds.rule is None else np.concatenate(kinds),
     )
 
 

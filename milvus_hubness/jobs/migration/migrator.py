@@ -111,14 +111,12 @@ def migrate(
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
     options.events.report("plan", **plan.to_dict())
-    verdict = plan.chosen.verdict
-    plan.chosen.judging.require(verdict, plan.source.name)
+    plan.chosen.judging.require(plan.chosen.verdict, plan.source.name)
     request = plan.body.request
     target = plan.body.target
     expect_rights(store, plan.source, target)
     with _leased(store, (plan.source.name, target), target, options) as lease:
-        if verdict is not None:
-            store_verdict(lease.store, plan.source.name, verdict)
+        store_verdict(lease.store, plan.source.name, plan.chosen.verdict)
         ledger = Ledger(lease.store)
         earlier = ledger.of_target(target)
         # A migration with a state that is being prepared is what an interrupted `clean` has left.

@@ -109,7 +109,8 @@ class PlannedCopy(PlannedBody):
         vector = plan.vector
         layout = plan.chosen.layout
         widths = widths_of(layout, vector)
-        vectors = self.estimates.vectors_per_row * self.survey.rows
+        rows = self.survey.rows
+        vectors_per_row = self.estimates.vectors_per_row
         memory_bytes = self.estimates.memory_bytes
         return {
             "target": self.target,
@@ -119,13 +120,14 @@ class PlannedCopy(PlannedBody):
             "dtype": vector.dtype,
             "width": widths["target"],
             "spread": layout.spread,
-            "rows": self.survey.rows,
+            "rows": rows,
             "partitions": list(self.partitions),
             "hidden_fields": list(self.hidden_fields),
             "vector_bytes": {
-                name: int(BYTES[vector.dtype] * width * vectors) for name, width in widths.items()
+                name: int(BYTES[vector.dtype] * width * vectors_per_row * rows)
+                for name, width in widths.items()
             },
-            "vectors_per_row": round(self.estimates.vectors_per_row, 1),
+            "vectors_per_row": round(vectors_per_row, 1),
             "alias": self.request.alias,
             "rename": self.request.rename,
             "server": self.server,
@@ -258,8 +260,7 @@ class Copy(Body[PlannedCopy]):
         if resolution is not None:
             remarks += resolution.remark(draft.vector.dtype)
         arguments = _arguments(draft, biases, store.schema_facts(present), index)
-        changes = unfinished.changes(arguments) if unfinished and not self.restart else ""
-        if changes:
+        if unfinished and not self.restart and (changes := unfinished.changes(arguments)):
             remarks.append(f"{changes}: a run needs them again, or --restart, which drops it first")
 
         body = PlannedCopy(
@@ -293,8 +294,8 @@ class Copy(Body[PlannedCopy]):
 
 
 def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> Layout:
-    """Return the columns of the copy's vectors, without kinds. Raises DimensionMismatch,
-    InvalidParameter.
+    """Return the columns of the copy's vectors, without kinds. Raises CannotMigrate for kinds
+    that are not possible, InvalidParameter.
     """
     vector = info.vector_fields[field]
     needs = store.column_needs(info, field)
@@ -305,9 +306,6 @@ def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> L
         spread=needs.spread,
         multi_vectors=vector.multi_vectors,
     )
-    bank = recipe.required_bank(info.name)
-    bank.expect_rows(layout.multi_vectors, field_words(field))
-    bank.expect_dim(layout.dim, "the field")
     recipe.kind_request.expect_possible(layout, field)
     return layout
 
@@ -322,8 +320,8 @@ def _remarks(
     info = draft.source
 
     # The cutover moves the caller's alias, so it is not one of those that stay at the source.
-    other_aliases = tuple(name for name in info.aliases if name != alias)
-    remarks = store.remarks(replace(info, aliases=other_aliases), draft.field)
+    staying = replace(info, aliases=tuple(name for name in info.aliases if name != alias))
+    remarks = store.remarks(staying, draft.field)
     remarks += biases.remarks
     if biases.estimator.needs_gallery:
         size = 4 * biases.layout.dim * vectors / 2**20
@@ -376,10 +374,12 @@ LENGTHS_REMARK = (
 
 def _has_graph_of_products(store: Store, draft: Draft, layout: Layout) -> bool:
     """Whether the copy's index is a graph of single vectors by inner products, in float32."""
-    if layout.metric != "IP" or layout.multi_vectors:
-        return False
-    has_graph = IndexSpec.of(draft.vector.index_type, {}).search_parameter == "ef"
-    return has_graph and store.column_needs(draft.source, draft.field).length_pull
+    return (
+        layout.metric == "IP"
+        and not layout.multi_vectors
+        and IndexSpec.of(draft.vector.index_type, {}).search_parameter == "ef"
+        and store.column_needs(draft.source, draft.field).length_pull
+    )
 
 
 def _duplicate_remarks(store: Store, info: CollectionInfo, distinct: int) -> list[str]:
@@ -392,8 +392,9 @@ def _duplicate_remarks(store: Store, info: CollectionInfo, distinct: int) -> lis
     if distinct >= counted:
         return []
 
-    rows = min(info.rows, counted)
-    return [f"{rows} rows but {distinct} distinct keys: one row of each key is copied"]
+    return [
+        f"{min(info.rows, counted)} rows but {distinct} distinct keys: one row of each key is copied"
+    ]
 
 
 def waits_for_clients(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.kinds import KindNumbers
+from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.choice import Chosen
 from milvus_hubness.jobs.common.inputs import FitRows
@@ -275,8 +276,14 @@ def estimates(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> E
         store, draft.source.name, draft.field, largest_chunk, limit=surveyed.page_rows
     )
     reading_seconds = time.perf_counter() - began
-    widths = widths_of(chosen.layout, draft.vector)
-    return estimated(batch, reading_seconds, correct, draft.vector, widths, surveyed.rows)
+    return estimated(
+        batch,
+        reading_seconds,
+        correct,
+        draft.vector,
+        widths_of(chosen.layout, draft.vector),
+        surveyed.rows,
+    )
 
 
 def estimated(
@@ -323,18 +330,16 @@ def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) ->
     """
     info = draft.source
     field = draft.field
-    vector = draft.vector
 
     # Chunks in random order: each costs one request, and rows of all ages are among them.
-    parts: list[FitRows] = []
+    pages: list[Batch] = []
     rows_left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(surveyed.chunks, object)):
         if rows_left <= 0:
             break
-        batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
-        parts.append(chosen.fit_rows(batch.vectors, batch.items))
-        rows_left -= len(batch)
-    rows = joined_rows(chosen.layout, parts)
+        pages.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)))
+        rows_left -= len(pages[-1])
+    rows = joined_rows(chosen, pages)
     vectors = rows.vectors
 
     correction = chosen.measured(store, info, field, rows).fit(rows)
@@ -346,8 +351,8 @@ def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) ->
         vectors,
         correction.with_prior(neutral, valid, None, rows.values),
         chosen.bank.vectors,
-        vector.index_type,
-        vector.index_params,
+        draft.vector.index_type,
+        draft.vector.index_params,
         rows_total=surveyed.rows,
         graph_hint=needs.graph_hint,
         locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
@@ -357,14 +362,25 @@ def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) ->
     )
 
 
-def joined_rows(layout: Layout, parts: Sequence[FitRows]) -> FitRows:
-    """Return the rows of several parts, at least one, in one."""
-    values = [part.values for part in parts if part.values is not None]
-    kinds = [part.kinds for part in parts if part.kinds is not None]
+def joined_rows(chosen: Chosen, pages: Iterable[Batch]) -> FitRows:
+    """Return the rows of all pages as a fit takes them."""
+    values: list[Values] = [np.empty(0)]
+    kinds: list[KindNumbers] = [np.empty(0, np.int64)]
+
+    # Filled while `Layout.stacked` asks for one page after the other.
+    def vectors() -> Iterator[Floats]:
+        for page in pages:
+            rows = chosen.fit_rows(page.vectors, page.items)
+            if rows.values is not None:
+                values.append(rows.values)
+            if rows.kinds is not None:
+                kinds.append(rows.kinds)
+            yield page.vectors
+
     return FitRows(
-        layout.stacked(part.vectors for part in parts),
-        np.concatenate(values) if values else None,
-        np.concatenate(kinds) if kinds else None,
+        chosen.layout.stacked(vectors()),
+        np.concatenate(values),
+        None if chosen.kinds.rule is None else np.concatenate(kinds),
     )
 
 

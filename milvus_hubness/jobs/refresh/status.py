@@ -11,7 +11,7 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.lease import DROPPED, holder_of
-from milvus_hubness.jobs.common.priors import prior_facts
+from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
 from milvus_hubness.jobs.refresh.refit import unfitted_share
@@ -146,7 +146,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
-        prior=prior_facts(profile.prior),
+        prior=ChosenPrior(profile.prior).facts,
         kinds=kind_facts(state.kinds_of(profile)),
         where=codec.location,
         spread=None if codec.needs_candidates else state.layout.spread,
