@@ -8,7 +8,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import suffix_for
-from milvus_hubness.errors import CannotMigrate
+from milvus_hubness.errors import CannotMigrate, InvalidParameter
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -42,6 +42,8 @@ def plan_correction(
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
     obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
+    if not isinstance(body, Body):
+        raise InvalidParameter(f"body must be a Copy or a Beside, not {body!r}")
     expect_store(store)
     recipe = Recipe.of(recipe).read(store, source, field)
     info = store.info(source)

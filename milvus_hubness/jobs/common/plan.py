@@ -37,7 +37,7 @@ class Draft:
     """A field that can be corrected, before its biases are chosen."""
 
     source: CollectionInfo
-    """The collection, in a copy with the index of that."""
+    """The collection; for a copy, described with the index of the copy."""
     field: str
     suffix: str
     """The end of the names of the hidden fields, see CollectionState."""

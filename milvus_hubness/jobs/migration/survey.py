@@ -266,10 +266,6 @@ class Estimates(NamedTuple):
 
 def estimates(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> Estimates:
     """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
-
-    def correct(batch: Batch) -> None:
-        chosen.fit(chosen.fit_rows(batch.vectors, batch.items))
-
     largest_chunk = max(surveyed.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
@@ -279,7 +275,7 @@ def estimates(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> E
     return estimated(
         batch,
         reading_seconds,
-        correct,
+        lambda rows: chosen.fit(chosen.fit_rows(rows.vectors, rows.items)),
         draft.vector,
         widths_of(chosen.layout, draft.vector),
         surveyed.rows,

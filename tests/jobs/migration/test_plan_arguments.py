@@ -42,6 +42,12 @@ def test_a_migration(name, value, message):
                 options(client_ttl=value)
 
 
+@pytest.mark.parametrize("body", ["live", None, Copy])
+def test_a_body(body):
+    with pytest.raises(InvalidParameter, match=r"^body must be a Copy or a Beside, not "):
+        plan_correction(None, "products", np.eye(4), body)
+
+
 def test_numbers_of_numpy_are_numbers():
     with pytest.raises(InvalidInput, match="store"):
         planned(client_ttl=np.float32(1.5), index_params={"M": 16})
