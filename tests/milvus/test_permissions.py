@@ -525,7 +525,7 @@ def test_the_migration_names_a_writer_without_rights_on_the_ledger(shop, users):
     client = users["no ledger"].client()
     different = iter(np.random.default_rng(4).normal(size=(1_000, DIM)).tolist())
 
-    class Beside(MilvusStore):
+    class WritesBeside(MilvusStore):
         """Somebody writes between any two passes."""
 
         def count(self, collection):
@@ -535,4 +535,4 @@ def test_the_migration_names_a_writer_without_rights_on_the_ledger(shop, users):
 
     plan = shop.planned(shop.owner)
     with pytest.raises(NotCaughtUp, match=r"by no dual write.*a client without the rights"):
-        migrate(Beside(shop.owner.store().client), plan)
+        migrate(WritesBeside(shop.owner.store().client), plan)
