@@ -31,7 +31,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from tests.support.servers import MilvusServer, lite_uri
 
@@ -114,7 +114,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
     fill(plain, "items")
     store = MilvusStore(MilvusClient(uri))
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
-    name = migrate(store, plan_migration(store, "items", Recipe(bank, estimator=NNN(16)))).target
+    name = migrate(store, plan_correction(store, "items", Recipe(bank, estimator=NNN(16)))).target
     store.drop("items")
     ours = HubnessClient(uri)
     state = ours.hubness_state(name)

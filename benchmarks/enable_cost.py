@@ -22,13 +22,14 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
+    Beside,
     HubnessClient,
     MilvusStore,
     QueryBank,
     Recipe,
     connect,
     enable,
-    plan_enable,
+    plan_correction,
 )
 from tests.support.servers import MilvusServer
 
@@ -83,7 +84,9 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         store = MilvusStore(connect(server.uri))
         for name in (RAW, BESIDE):
             fill(plain, name, items)
-        plan = plan_enable(store, BESIDE, Recipe(bank, estimator=NNN(16), verdict="warn"))
+        plan = plan_correction(
+            store, BESIDE, Recipe(bank, estimator=NNN(16), verdict="warn"), Beside()
+        )
         enabling[BESIDE] = timed(lambda: enable(store, plan, client_ttl=0.0))
         candidates[BESIDE] = store.info(BESIDE).state.reranking.candidates
         clients = {RAW: plain, BESIDE: client}

@@ -37,6 +37,7 @@ from benchmarks.client_overhead import median_difference
 from benchmarks.environment import one_thread
 from milvus_hubness import (
     Blend,
+    Copy,
     HubnessClient,
     MigrationOptions,
     MilvusStore,
@@ -44,7 +45,7 @@ from milvus_hubness import (
     Recipe,
     connect,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.layout import Layout
@@ -125,11 +126,11 @@ def of_inserts(uri: str, rounds: int) -> dict[str, Any]:
     _fill(client, gallery[:ROWS])
     store = MilvusStore(client)
     for way in WAYS:
-        plan = plan_migration(
+        plan = plan_correction(
             store,
             "shop",
             Recipe(QueryBank(bank), estimator=Blend(), verdict="skip", on_hub=way),
-            target=way,
+            Copy(target=way),
             bank_collection=f"{way}_bank",
         )
         migrate(store, plan, MigrationOptions(no_writers=True))

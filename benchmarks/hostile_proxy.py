@@ -44,7 +44,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.proxy_memory import ROOT_TOKEN, UNLIMITED, Server, authorization, memory_of
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.cli.servers import GRPC_THREADS
 from tests.support.http2 import Http2
 from tests.support.servers import die_with_parent
@@ -379,7 +379,7 @@ def collections(uri: str) -> tuple[str, str]:
         store = MilvusStore(client)
         bank = QueryBank(rng.standard_normal((count, DIM), np.float32))
         names.append(
-            migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(16)))).target
+            migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(16)))).target
         )
 
     schema = MilvusClient.create_schema()

@@ -36,7 +36,7 @@ from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -137,7 +137,9 @@ def compared(
     filled(client, raw, rows, index, params)
     served(client, raw)
     other = {"nlist": nlists[1]} if nlists else None
-    plan = plan_migration(store, raw, Recipe(QueryBank.of(bank), estimator=by), index_params=other)
+    plan = plan_correction(
+        store, raw, Recipe(QueryBank.of(bank), estimator=by), Copy(index_params=other)
+    )
     target = migrate(store, plan, client_ttl=0.0).target
     state = store.info(target).state
     assert state is not None

@@ -39,7 +39,15 @@ from benchmarks.client_overhead import median_difference
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from benchmarks.mixed_galleries import BANK, OTHER, OWN, Names, simulated
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import (
+    Copy,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_correction,
+)
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.state import CollectionState
 from tests.support.lite import spare_work
@@ -96,7 +104,7 @@ def gallery(name: str, rows: int) -> Gallery:
     )
 
 
-class Copy(NamedTuple):
+class Corrected(NamedTuple):
     """A migrated copy."""
 
     name: str
@@ -136,12 +144,12 @@ def filled(client: MilvusClient, name: str, found: Gallery) -> None:
     client.flush(name)
 
 
-def copied(client: MilvusClient, source: str, found: Gallery, kind: str | None) -> Copy:
+def copied(client: MilvusClient, source: str, found: Gallery, kind: str | None) -> Corrected:
     """Migrate a collection and read the copy's rows."""
     store = MilvusStore(client)
     name = f"{source}_by_kind" if kind else f"{source}_as_by_default"
     recipe = Recipe(QueryBank(found.bank), kind=kind, verdict="skip")
-    plan = plan_migration(store, source, recipe, target=name, bank_collection=f"{name}_bank")
+    plan = plan_correction(store, source, recipe, Copy(target=name), bank_collection=f"{name}_bank")
     migrate(store, plan, client_ttl=0.0)
     state = store.info(name).state
     assert state is not None
@@ -155,7 +163,7 @@ def copied(client: MilvusClient, source: str, found: Gallery, kind: str | None) 
             limit=BATCH,
         )
         stored[[row["id"] for row in rows]] = [row["vector"] for row in rows]
-    return Copy(name, state, stored, encoded(state, found.queries))
+    return Corrected(name, state, stored, encoded(state, found.queries))
 
 
 def encoded(state: CollectionState, queries: Floats, *, by_kind: bool = True) -> Floats:
@@ -182,7 +190,7 @@ def served(client: MilvusClient, name: str) -> None:
     time.sleep(SETTLING_SECONDS)
 
 
-def on_server(uri: str, found: Gallery, copies: dict[str, Copy]) -> dict[str, Any]:
+def on_server(uri: str, found: Gallery, copies: dict[str, Corrected]) -> dict[str, Any]:
     """Return recall at each ef, and ratios of the times of searches."""
     client = HubnessClient(uri)
     plain = MilvusClient(uri)
@@ -231,7 +239,7 @@ def on_server(uri: str, found: Gallery, copies: dict[str, Copy]) -> dict[str, An
     return results
 
 
-def of_encoding(copies: dict[str, Copy], queries: Floats) -> dict[str, Any]:
+def of_encoding(copies: dict[str, Corrected], queries: Floats) -> dict[str, Any]:
     """Return the CPU time of encoding a request, in µs, by way and number of queries."""
     found: dict[str, Any] = {}
     for batch in ROUNDS:
@@ -248,7 +256,7 @@ def of_encoding(copies: dict[str, Copy], queries: Floats) -> dict[str, Any]:
     return found
 
 
-def in_faiss(copy: Copy, stored: Floats, query_vectors: Floats) -> dict[str, Any]:
+def in_faiss(copy: Corrected, stored: Floats, query_vectors: Floats) -> dict[str, Any]:
     """Return recall and distances at each ef of an HNSW graph over stored vectors."""
     index = faiss.IndexHNSWFlat(stored.shape[1], HNSW["M"], faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = HNSW["efConstruction"]
@@ -264,7 +272,7 @@ def in_faiss(copy: Copy, stored: Floats, query_vectors: Floats) -> dict[str, Any
     return found
 
 
-def by_size(copies: dict[str, Copy], found: Gallery) -> dict[str, Any]:
+def by_size(copies: dict[str, Corrected], found: Gallery) -> dict[str, Any]:
     """Return what FAISS HNSW finds in the default copy, and with numbers of kinds of several sizes."""
     default, by_kind = copies["default"], copies["kinds"]
     results = {"default": in_faiss(default, default.stored, default.query_vectors)}

@@ -50,15 +50,15 @@ def load(uri: str, rows: int) -> None:
 
 def migrate_job(uri: str, rows: int) -> float:
     """Return the seconds of a migration, without its cutover."""
-    from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
+    from milvus_hubness import NNN, Copy, MilvusStore, QueryBank, connect, migrate, plan_correction
 
     store, bank = (
         MilvusStore(connect(uri)),
         QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM))),
     )
     began = time.perf_counter()
-    plan = plan_migration(
-        store, f"src{rows}", Recipe(bank, estimator=NNN(16)), target=f"copy{rows}"
+    plan = plan_correction(
+        store, f"src{rows}", Recipe(bank, estimator=NNN(16)), Copy(target=f"copy{rows}")
     )
     done = migrate(store, plan, no_writers=True)
     if done.rows != rows:

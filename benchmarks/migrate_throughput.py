@@ -87,13 +87,14 @@ def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
     from milvus_hubness import (
         NNN,
+        Copy,
         MigrationOptions,
         MilvusStore,
         QueryBank,
         clean,
         connect,
         migrate,
-        plan_migration,
+        plan_correction,
     )
     from milvus_hubness.jobs.common.progress import Event, Events
 
@@ -111,7 +112,9 @@ def ours(uri: str, rows: int, dim: int) -> float:
 
     store = MilvusStore(connect(uri))
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, dim), np.float32))
-    plan = plan_migration(store, f"src{rows}", Recipe(bank, estimator=NNN(16)), target="ours")
+    plan = plan_correction(
+        store, f"src{rows}", Recipe(bank, estimator=NNN(16)), Copy(target="ours")
+    )
     with suppress(Copied):
         migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
     clean(store, "ours", drop="ours")

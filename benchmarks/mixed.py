@@ -35,10 +35,10 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.mixbench import mixbench
 from benchmarks.mixed_galleries import BANK, GALLERIES, MIXED, Draws, Mixed
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import HubnessClient, MilvusStore, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.correction.codec.arrays import unit_directions
 from milvus_hubness.jobs.common.kinds import preferred, two_means
-from milvus_hubness.jobs.migration.plan import MigrationPlan
+from milvus_hubness.jobs.common.plan import Plan
 from tests.support.lite import spare_work
 from tests.support.real_data import EMBEDDING_TASKS, load_task
 from tests.support.servers import lite_uri
@@ -121,7 +121,7 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
         filled(plain, mixed)
         store = MilvusStore(plain)
         # The verdict changes neither the bank nor the method of the copy, only its strength.
-        plan = plan_migration(
+        plan = plan_correction(
             store, SOURCE, Recipe(QueryBank(mixed.bank), kind=kind, verdict="warn")
         )
         name = migrate(store, plan, client_ttl=0.0).target
@@ -150,7 +150,7 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
     return Searched(first, followed, raw, facts)
 
 
-def _is_against(plan: MigrationPlan) -> bool:
+def _is_against(plan: Plan[Any]) -> bool:
     return plan.chosen.verdict is not None and plan.chosen.verdict.verdict == "leave it alone"
 
 
@@ -288,7 +288,7 @@ def plain(name: str) -> dict[str, Any]:
         client = MilvusClient(lite_uri(Path(folder)))
         filled(client, mixed)
         store = MilvusStore(client)
-        plan = plan_migration(
+        plan = plan_correction(
             store, SOURCE, Recipe(QueryBank(mixed.bank), kind="auto", verdict="skip")
         )
         client.close()

@@ -38,7 +38,7 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.cli.servers import GRPC_THREADS
 from tests.support.servers import MilvusServer, die_with_parent
 
@@ -108,7 +108,7 @@ def corrected(uri: str) -> str:
         client.insert("items", [{"id": start + i, "vector": row} for i, row in enumerate(vectors)])
     store = MilvusStore(client)
     bank = QueryBank(rng.standard_normal((BANK, DIM), np.float32))
-    return migrate(store, plan_migration(store, "items", Recipe(bank, estimator=NNN(16)))).target
+    return migrate(store, plan_correction(store, "items", Recipe(bank, estimator=NNN(16)))).target
 
 
 def message_of(kind: str, collection: str, size: int) -> bytes:

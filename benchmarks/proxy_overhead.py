@@ -34,7 +34,7 @@ from pymilvus.grpc_gen import milvus_pb2
 
 from benchmarks.client_overhead import BANK, DIM, LIMIT, ROWS, fill
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.cli.servers import GRPC_THREADS
 from tests.support.servers import MilvusServer, die_with_parent
 
@@ -146,7 +146,7 @@ def corrected(uri: str) -> tuple[list[bytes], list[bytes]]:
     fill(plain, "items")
     store = MilvusStore(plain)
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
-    name = migrate(store, plan_migration(store, "items", Recipe(bank, estimator=NNN(16)))).target
+    name = migrate(store, plan_correction(store, "items", Recipe(bank, estimator=NNN(16)))).target
     store.drop("items")
     state = store.info(name).state
     if state is None:

@@ -45,7 +45,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
-from milvus_hubness import NNN, MigrationOptions, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, MigrationOptions, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.jobs.common.progress import Event, Events
 from milvus_hubness.jobs.store.ownership import LEDGER
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
@@ -222,7 +222,7 @@ def migrated(
 
     store = QdrantStore(client)
     queries = QueryBank(random_vectors(1, bank, dim))
-    plan = plan_migration(store, SOURCE, Recipe(queries, estimator=NNN(K)), target=COPY)
+    plan = plan_correction(store, SOURCE, Recipe(queries, estimator=NNN(K)), Copy(target=COPY))
     migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
 
 

@@ -21,6 +21,7 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
+    Copy,
     MigrationOptions,
     MilvusStore,
     QueryBank,
@@ -28,7 +29,7 @@ from milvus_hubness import (
     RefreshOptions,
     connect,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from tests.support.servers import MilvusServer
@@ -69,8 +70,8 @@ def main(rows: int = ROWS, dim: int = DIM, turns: int = TURNS) -> None:
         store = MilvusStore(client)
         began = time.perf_counter()
         bank = QueryBank(vectors(0, BANK, dim))
-        plan = plan_migration(
-            store, SOURCE, Recipe(bank, estimator=NNN(16), verdict="skip"), alias=ALIAS
+        plan = plan_correction(
+            store, SOURCE, Recipe(bank, estimator=NNN(16), verdict="skip"), Copy(alias=ALIAS)
         )
         migrate(store, plan, MigrationOptions(no_writers=True))
         migration = round(time.perf_counter() - began, 2)

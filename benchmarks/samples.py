@@ -52,7 +52,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     tune,
 )
 from milvus_hubness.correction.estimators import WithDemand
@@ -131,7 +131,7 @@ def corrected(uri: str, name: str, bank: QueryBank, test: Test, raw: float) -> d
         is_corrected = True
         try:
             # benchmarks.environment skips the verdict.
-            plan = plan_migration(store, name, Recipe(bank, verdict="require"))
+            plan = plan_correction(store, name, Recipe(bank, verdict="require"))
             target = migrate(store, plan, no_writers=True).target
         except CorrectionNotRecommended:
             is_corrected = False

@@ -30,6 +30,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
+    Beside,
     Blend,
     HubnessClient,
     MilvusStore,
@@ -38,8 +39,7 @@ from milvus_hubness import (
     connect,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.basics.defaults import MAX_MISS_RATE
 from milvus_hubness.correction.banks.bank import Vectors
@@ -216,10 +216,10 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     """All ways at once; the number of candidates that `enable` takes, and how long each took."""
     bank, estimator, seconds = QueryBank(load_task(SERVED_TASK).bank), ESTIMATORS[SERVED], {}
     started = time.monotonic()
-    done = enable(store, plan_enable(store, PLAIN, Recipe(bank, estimator=estimator)))
+    done = enable(store, plan_correction(store, PLAIN, Recipe(bank, estimator=estimator), Beside()))
     seconds[SIDE] = time.monotonic() - started
     started = time.monotonic()
-    target = migrate(store, plan_migration(store, PLAIN, Recipe(bank, estimator=estimator))).target
+    target = migrate(store, plan_correction(store, PLAIN, Recipe(bank, estimator=estimator))).target
     seconds[IN_VECTORS] = time.monotonic() - started
     for collection in (PLAIN, target, done.side_collection):
         settle(store, collection)

@@ -23,13 +23,14 @@ from benchmarks.enable_cost import fill
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
+    Beside,
     HubnessClient,
     MilvusStore,
     QueryBank,
     Recipe,
     connect,
     enable,
-    plan_enable,
+    plan_correction,
 )
 from milvus_hubness.milvus.client.side_memory import SideMemory
 from tests.support.servers import MilvusServer
@@ -47,7 +48,9 @@ def measured(uri: str, rows: int, dim: int) -> dict[str, float]:
     )
     store = MilvusStore(connect(uri, create=True))
     fill(store.client, NAME, items)
-    plan = plan_enable(store, NAME, Recipe(QueryBank(bank), estimator=NNN(16), verdict="warn"))
+    plan = plan_correction(
+        store, NAME, Recipe(QueryBank(bank), estimator=NNN(16), verdict="warn"), Beside()
+    )
     candidates = enable(store, plan, client_ttl=0.0).candidates
 
     plain, without, client = MilvusClient(uri), HubnessClient(uri), HubnessClient(uri)

@@ -38,6 +38,7 @@ from typer.main import get_command
 from benchmarks.environment import environment, save, table
 from milvus_hubness import (
     NNN,
+    Beside,
     CorrectionConfig,
     HubnessClient,
     MilvusStore,
@@ -45,8 +46,8 @@ from milvus_hubness import (
     Recipe,
     connect,
     enable,
-    plan_enable,
-)  # fmt: skip
+    plan_correction,
+)
 from milvus_hubness.cli import app
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.policy import kernel_policy
@@ -104,7 +105,7 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     store = MilvusStore(client)
     enable(
         store,
-        plan_enable(store, "items", Recipe(bank, estimator=NNN(8), verdict="warn")),
+        plan_correction(store, "items", Recipe(bank, estimator=NNN(8), verdict="warn"), Beside()),
     )
     return uri, "items"
 

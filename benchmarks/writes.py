@@ -36,7 +36,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.correction.estimators import Blend
 from tests.support.servers import MilvusServer, lite_uri
@@ -107,7 +107,7 @@ def measure(uri: str, method: str, share: float) -> list[dict[str, Any]]:
     store = MilvusStore(MilvusClient(uri))
     bank = QueryBank(vectors(BANK, 2))
     target = migrate(
-        store, plan_migration(store, "items", Recipe(bank, estimator=ESTIMATORS[method]))
+        store, plan_correction(store, "items", Recipe(bank, estimator=ESTIMATORS[method]))
     ).target
     store.drop("items")
     ours = HubnessClient(uri)

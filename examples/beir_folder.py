@@ -15,13 +15,14 @@ import numpy as np
 from pymilvus import DataType
 
 from milvus_hubness import (
+    Copy,
     HubnessClient,
     Judgements,
     RunFiles,
     connect,
     diagnose,
     migrate,
-    plan_migration,
+    plan_correction,
     to_run,
     tune,
 )
@@ -107,7 +108,7 @@ def run(uri, folder):
     print(f"ir-measures   {raw:.4f} raw, {corrected:.4f} corrected")
 
     # Do it, and measure what users of the application get.
-    plan = plan_migration(client, "functions", data.bank, alias="live")
+    plan = plan_correction(client, "functions", data.bank, Copy(alias="live"))
     migrate(client, plan, no_writers=True)
     results = HubnessClient(uri).search("live", data=list(judgements.queries.vectors), limit=10)
     print(f"after migrate {figure(to_run(results, judgements.names), files.qrels):.4f}")

@@ -14,7 +14,7 @@ from langchain_milvus import Milvus
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
-from milvus_hubness import migrate, plan_migration
+from milvus_hubness import Copy, migrate, plan_correction
 from milvus_hubness.demo.run import Pair, collect
 
 INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
@@ -46,7 +46,7 @@ def run(uri):
     plain.add_documents(documents[:-1], ids=[str(i) for i in range(499)])
     before = right_answers(plain, pairs[:150])
     past_queries = embeddings.embed_documents([pair.docstring for pair in pairs[500:]])
-    plan = plan_migration(uri, "functions", past_queries, alias="live")
+    plan = plan_correction(uri, "functions", past_queries, Copy(alias="live"))
     migrate(uri, plan, no_writers=True)
     corrected = HubnessMilvus(embeddings, "live", connection_args={"uri": uri})
     after = right_answers(corrected, pairs[:150])

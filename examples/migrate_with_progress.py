@@ -10,12 +10,13 @@ import tempfile
 import numpy as np
 
 from milvus_hubness import (
+    Copy,
     HubnessClient,
     QueryBank,
     Recipe,
     connect,
     migrate,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.jobs.common.progress import Events, Throttle
@@ -55,7 +56,7 @@ def run(uri):
     # The plan only reads. `migrate` with the same plan also continues an interrupted run.
     bank = QueryBank(rng.normal(size=(1000, DIM)), source="past queries")
     # These vectors are random, and a verdict would advise against it: leave verdict out with your own.
-    plan = plan_migration(plain, "products", Recipe(bank, verdict="skip"), alias="live")
+    plan = plan_correction(plain, "products", Recipe(bank, verdict="skip"), Copy(alias="live"))
     print(
         "{source} -> {target}: {rows:,} rows, vectors of {dim} -> {width} numbers".format(
             **plan.to_dict()
@@ -74,7 +75,7 @@ def run(uri):
         client.query(name, output_fields=["count(*)"])[0]["count(*)"]
         for name in ("products", "live")
     ]
-    print(f"products has {rows[0]:,} rows; live, which is now {plan.target}, has {rows[1]:,}")
+    print(f"products has {rows[0]:,} rows; live, which is now {plan.body.target}, has {rows[1]:,}")
     back = rollback(plain, "live")
     print(
         f"rolled back: live is {back.source} again, {back.carried} rows written meanwhile were carried back"

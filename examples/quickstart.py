@@ -9,7 +9,7 @@ import tempfile
 
 from pymilvus import MilvusClient
 
-from milvus_hubness import HubnessClient, migrate, plan_migration
+from milvus_hubness import Copy, HubnessClient, migrate, plan_correction
 from milvus_hubness.demo.run import build, collect
 
 
@@ -42,7 +42,7 @@ def run(uri):
     before = [recall(plain, "functions", data.queries, limit) for limit in (1, 10)]
 
     # Copy it into its corrected form; the name "live" leads to the copy once it is verified.
-    plan = plan_migration(plain, "functions", data.bank, alias="live")
+    plan = plan_correction(plain, "functions", data.bank, Copy(alias="live"))
     migrate(plain, plan, no_writers=True)
 
     # HubnessClient has the methods of MilvusClient: in the application only the name of the class changes.

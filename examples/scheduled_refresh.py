@@ -17,12 +17,13 @@ import tempfile
 import numpy as np
 
 from milvus_hubness import (
+    Beside,
     HubnessClient,
     Recipe,
     connect,
     enable,
     errors,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -55,7 +56,9 @@ def run(uri):
     client.create_collection("products", 32, metric_type="COSINE", consistency_level="Strong")
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(rng.normal(size=(540, 32)))]
     client.insert("products", rows[:500])
-    plan = plan_enable(client, "products", Recipe(rng.normal(size=(200, 32)), verdict="skip"))
+    plan = plan_correction(
+        client, "products", Recipe(rng.normal(size=(200, 32)), verdict="skip"), Beside()
+    )
     enable(client, plan, client_ttl=0)
     client.insert(
         "products", rows[500:], bias="pending"

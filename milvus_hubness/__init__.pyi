@@ -2,11 +2,10 @@
 
 from milvus_hubness.api.enable import disable as disable
 from milvus_hubness.api.enable import enable as enable
-from milvus_hubness.api.enable import plan_enable as plan_enable
 from milvus_hubness.api.migration import clean as clean
 from milvus_hubness.api.migration import cutover as cutover
 from milvus_hubness.api.migration import migrate as migrate
-from milvus_hubness.api.migration import plan_migration as plan_migration
+from milvus_hubness.api.migration import plan_correction as plan_correction
 from milvus_hubness.api.migration import resume as resume
 from milvus_hubness.api.migration import rollback as rollback
 from milvus_hubness.api.refresh import adopt as adopt
@@ -44,6 +43,8 @@ from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
 from milvus_hubness.jobs.common.recipe import Recipe as Recipe
+from milvus_hubness.jobs.enable.plan import Beside as Beside
+from milvus_hubness.jobs.migration.plan import Copy as Copy
 from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult as RefreshResult

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from milvus_hubness import (
     NNN,
+    Beside,
     QueryBank,
     Recipe,
     StateError,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -56,11 +56,15 @@ def filled(database):
 def test_status_and_stored_state_tell_them_apart(shared_lite, location):
     store, name = filled(shared_lite)
     if location == "vector":
-        plan = plan_migration(store, name, Recipe(BANK, estimator=NNN(4)))
+        plan = plan_correction(store, name, Recipe(BANK, estimator=NNN(4)))
         name = migrate(store, plan, no_writers=True).target
         shared_lite.made.append(name)
     else:
-        enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(4))), client_ttl=0.0)
+        enable(
+            store,
+            plan_correction(store, name, Recipe(BANK, estimator=NNN(4)), Beside()),
+            client_ttl=0.0,
+        )
 
     shown = status(store, name).to_dict()
     assert shown["where"] == location
@@ -70,7 +74,7 @@ def test_status_and_stored_state_tell_them_apart(shared_lite, location):
 
 
 def test_nothing_chooses_the_place():
-    assert "where" not in inspect.signature(plan_enable).parameters
+    assert "where" not in inspect.signature(plan_correction).parameters
     assert "--where" not in CliRunner().invoke(app, ["enable", "--help-all"]).output
 
 
@@ -88,7 +92,11 @@ def test_the_table_of_locations_names_each():
 def test_milvus_refuses_a_state_with_biases_in_payloads(lite, call):
     """Such a state is Qdrant's: no search is silently uncorrected, and no row gets keys of biases."""
     store, name = filled(lite)
-    enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(4))), client_ttl=0.0)
+    enable(
+        store,
+        plan_correction(store, name, Recipe(BANK, estimator=NNN(4)), Beside()),
+        client_ttl=0.0,
+    )
     client = lite.hubness_client()
     state = store.info(name).state
     reranking = state.reranking.model_copy(update={"side_prefix": None})

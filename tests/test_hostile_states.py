@@ -11,6 +11,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     InvalidInput,
     InvalidParameter,
     QueryBank,
@@ -18,7 +19,7 @@ from milvus_hubness import (
     Sinkhorn,
     StateError,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -427,8 +428,11 @@ def test_a_broken_record_of_a_job_is_named(lite):
     rng = np.random.default_rng(1)
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
-    plan = plan_enable(
-        store, name, Recipe(QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), verdict="warn")
+    plan = plan_correction(
+        store,
+        name,
+        Recipe(QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), verdict="warn"),
+        Beside(),
     )
     enable(store, plan, client_ttl=0.0)
     key = f"{LEASES}/{name}"

@@ -22,7 +22,7 @@ from milvus_hubness import (
     Recipe,
     connect,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.cli import main
 from milvus_hubness.jobs.common.lease import Lease
@@ -51,7 +51,7 @@ def shop(tmp_path_factory):
     store = MilvusStore(client)
     migrate(
         store,
-        plan_migration(store, "songs", Recipe(QueryBank(bank), estimator=NNN(8))),
+        plan_correction(store, "songs", Recipe(QueryBank(bank), estimator=NNN(8))),
         no_writers=True,
     )
     with pytest.raises(RuntimeError):
@@ -76,7 +76,7 @@ def _break_off(store, bank):
 
     migrate(
         store,
-        plan_migration(store, "books", Recipe(QueryBank(bank), estimator=NNN(8))),
+        plan_correction(store, "books", Recipe(QueryBank(bank), estimator=NNN(8))),
         progress=fail,
     )
 

@@ -45,23 +45,13 @@ R = TypeVar("R")
 def of_database(job: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Database, P], R]:
     """Return a job that takes any `Database` in place of its store, which it makes of it.
 
-    The first argument is positional. What the job opens it closes again. Texts that name vectors of the
-    database become these vectors, as those of a `Recipe` do: `queries="collection:NAME"` are the vectors
-    of a collection with one vector field. Raises as `read_from_database` does.
+    The first argument is positional. What the job opens it closes again.
     """
 
     @wraps(job)
     def call(database: Database, /, *arguments: P.args, **named: P.kwargs) -> R:
-        # Not with this module: the commands that only read a state need nothing that it imports.
-        from milvus_hubness.jobs.common.samples import read_from_database
-
         with store_of(database) as store:
-            bound = signature.bind(store, *arguments, **named)
-            values = bound.arguments
-            collection = values.get("collection")
-            if isinstance(collection, str):
-                values |= read_from_database(store, values, collection, values.get("field"))
-            return job(*bound.args, **bound.kwargs)
+            return job(store, *arguments, **named)
 
     signature = inspect.signature(job)
     # What `help` and notebooks show, as the stub says it to type checkers.

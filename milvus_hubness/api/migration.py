@@ -1,11 +1,12 @@
-"""Migrations of any database that users have in hand."""
+"""Plans and migrations of any database that users have in hand."""
 
 from milvus_hubness.api.databases import of_database
+from milvus_hubness.jobs import plan
 from milvus_hubness.jobs.migration import clean as cleaning
-from milvus_hubness.jobs.migration import migrator, plan
+from milvus_hubness.jobs.migration import migrator
 from milvus_hubness.jobs.refresh import rollback as taking_back
 
-plan_migration = of_database(plan.plan_migration)
+plan_correction = of_database(plan.plan_correction)
 migrate = of_database(migrator.migrate)
 resume = of_database(migrator.resume)
 cutover = of_database(migrator.cutover)

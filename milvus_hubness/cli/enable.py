@@ -38,7 +38,8 @@ def enable(
     """
     from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.enable.enable import enable
-    from milvus_hubness.jobs.enable.plan import plan_enable
+    from milvus_hubness.jobs.enable.plan import Beside
+    from milvus_hubness.jobs.plan import plan_correction
 
     recipe.require(connection, collection, field)
     store = connection.open()
@@ -46,15 +47,15 @@ def enable(
         # Before the plan, which takes a while and would be printed.
         expect_free(store, store.info(collection, counted=False).name)
     with console.progress_bars() as progress:
-        planned = plan_enable(
+        planned = plan_correction(
             store,
             collection,
             recipe.recipe(
                 store, collection, field, key_column=key_column, force=force, on_hub=on_hub
             ),
+            Beside(max_miss_rate),
             field=field,
             bank_collection=bank_name,
-            max_miss_rate=max_miss_rate,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

@@ -38,7 +38,7 @@ from milvus_hubness.jobs.common.progress import chunks
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.clean import clean
 from milvus_hubness.jobs.migration.migrator import migrate
-from milvus_hubness.jobs.migration.plan import plan_migration
+from milvus_hubness.jobs.plan import plan_correction
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.client.sync import HubnessClient
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -263,12 +263,12 @@ def run(
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
         bank = QueryBank(retriever.bank, source="Python standard library")
-        plan = plan_migration(store, name, Recipe(bank, estimator=ESTIMATOR))
-        migrate(store, plan, progress=progress, no_writers=True)
+        plan = plan_correction(store, name, Recipe(bank, estimator=ESTIMATOR))
+        target = migrate(store, plan, progress=progress, no_writers=True).target
 
         with_correction = HubnessClient(uri, **access)
         after, corrected = _measure(
-            with_correction, plan.target, retriever, "searching corrected", progress
+            with_correction, target, retriever, "searching corrected", progress
         )
         with_correction.close()
     finally:
@@ -286,7 +286,7 @@ def run(
         "corrected": corrected,
         "examples": _examples(retriever, before[:, 0], after[:, 0]),
         "collection": name,
-        "corrected_collection": plan.target,
+        "corrected_collection": target,
         "kept": keep,
         "seconds": round(time.perf_counter() - began, 1),
     }

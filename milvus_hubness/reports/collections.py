@@ -43,7 +43,7 @@ from milvus_hubness.jobs.common.priors import (
     on_gallery,
 )
 from milvus_hubness.jobs.common.recipe import Recipe
-from milvus_hubness.jobs.common.samples import distinct_samples, missing_bank
+from milvus_hubness.jobs.common.samples import distinct_samples, missing_bank, read_from_database
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
@@ -196,7 +196,7 @@ def _kinds_to_try(
 ) -> tuple[GalleryKinds | None, tuple[str, ...]]:
     """Return the kinds that the caller names, as a migration would choose them, with remarks.
 
-    Raises as `plan_migration` does.
+    Raises as `plan_correction` does.
     """
     request = KindRequest.of(kind)
     if request.name is None:
@@ -289,7 +289,8 @@ def diagnose(
 ) -> Diagnosis:
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
-    queries: (n, d), or judgements with right rows. recipe: the bank, the target bank, the estimator and
+    queries: (n, d), the name of their file, or "collection:NAME" for the vectors of a collection; or
+    judgements with right rows. recipe: the bank, the target bank, the estimator and
     the kinds whose biases are shown, or a bank alone, if the collection is not corrected; by default those of
     tuning, else the defaults. A corrected one has its own. measure: of what users
     send of these, R@k, MRR, MAP or nDCG@k. texts: of the
@@ -305,7 +306,8 @@ def diagnose(
     chosen_measure = Measure.of(measure)
     if (queries is None) == (judgements is None):
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
-    queries = optional_bank(queries)
+    in_database = read_from_database(store, {"queries": queries}, collection, field)
+    queries = in_database.get("queries") or optional_bank(queries)
     if runs is not None:
         runs.check(judgements)
     recipe = Recipe.of(recipe)

@@ -9,12 +9,13 @@ from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import (
     NNN,
+    Copy,
     Judgements,
     Recipe,
     connect,
     diagnose,
     migrate,
-    plan_migration,
+    plan_correction,
     rollback,
     status,
     tune,
@@ -75,9 +76,11 @@ def test_a_page_that_cannot_be_written_is_an_error(diagnosis, tmp_path):
 
 def test_plans_and_status_are_tables(client):
     bank = vectors(np.random.default_rng(5), 40, DIM)
-    plan = plan_migration(client, "products", Recipe(bank, estimator=NNN(4)), target="second_copy")
+    plan = plan_correction(
+        client, "products", Recipe(bank, estimator=NNN(4)), Copy(target="second_copy")
+    )
     shown = Elements(plan._repr_html_())
-    assert {"MigrationPlan", "second_copy", "60"} <= set(shown.texts)
+    assert {"Plan", "second_copy", "60"} <= set(shown.texts)
     assert shown.names.count("tr") == shown.names.count("th") == shown.names.count("td") > 9
     table = Elements(status(client, "products")._repr_html_())
     assert {"Status", "products", "60", "False"} <= set(table.texts)
@@ -86,8 +89,8 @@ def test_plans_and_status_are_tables(client):
 
 def test_what_others_wrote_is_text(client):
     bank = vectors(np.random.default_rng(5), 40, DIM)
-    plan = replace(plan_migration(client, "products", Recipe(bank, estimator=NNN(4))), server=NASTY)
-    shown = Elements(plan._repr_html_())
+    plan = plan_correction(client, "products", Recipe(bank, estimator=NNN(4)))
+    shown = Elements(replace(plan, body=replace(plan.body, server=NASTY))._repr_html_())
     assert "script" not in shown.names
     assert NASTY in shown.texts
 
@@ -110,9 +113,9 @@ def test_what_jobs_return_is_a_table(client):
     client.create_collection("plain", dimension=DIM, consistency_level="Strong")
     rows = vectors(np.random.default_rng(6), 60, DIM)
     client.insert("plain", [{"id": i, "vector": row} for i, row in enumerate(rows)])
-    plan = plan_migration(
-        client, "plain", Recipe(rows[:40], estimator=NNN(4), verdict="skip"), alias="live"
+    plan = plan_correction(
+        client, "plain", Recipe(rows[:40], estimator=NNN(4), verdict="skip"), Copy(alias="live")
     )
     migrate(client, plan, no_writers=True)
     back = Elements(rollback(client, "live")._repr_html_())
-    assert {"Rollback", "live", "plain", plan.target} <= set(back.texts)
+    assert {"Rollback", "live", "plain", plan.body.target} <= set(back.texts)

@@ -17,7 +17,9 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     CSLS,
     NNN,
+    Beside,
     Blend,
+    Copy,
     Correction,
     Estimator,
     HubnessError,
@@ -25,8 +27,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
@@ -98,14 +99,16 @@ class Corrected:
         database.make_source(self._stem, self.shape, self._seed, count=COUNT)
         bank = QueryBank.load(str(first.bank))
         if self.bias_location == "vector":
-            plan = plan_migration(
-                store, self._stem, Recipe(bank, estimator=first.estimator), target=self.name
+            plan = plan_correction(
+                store, self._stem, Recipe(bank, estimator=first.estimator), Copy(target=self.name)
             )
             migrate(store, plan, no_writers=True)
         else:
             enable(
                 store,
-                plan_enable(store, self.name, Recipe(bank, estimator=first.estimator)),
+                plan_correction(
+                    store, self.name, Recipe(bank, estimator=first.estimator), Beside()
+                ),
                 client_ttl=0.0,
             )
         if former is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessError, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import Copy, HubnessError, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -232,15 +232,14 @@ class _Attempt:
             self._wanted = dict(self._source)
             self._before = database.described(names.source)
             if trial.kind == "rollback":
-                plan = plan_migration(
+                plan = plan_correction(
                     store,
                     names.source,
                     Recipe(
                         QueryBank.load(str(self._runner.bank)),
                         estimator=NNN(K, ALPHA) if trial.method == "nnn" else None,
                     ),
-                    target=names.target,
-                    **self._switch,
+                    Copy(target=names.target, **self._switch),
                 )
                 migrate(store, plan, no_writers=True)
                 self._write_as_the_application(database, 8_000_000)

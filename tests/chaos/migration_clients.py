@@ -19,7 +19,7 @@ from milvus_hubness import (
     Recipe,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.jobs.common.progress import Throttle
@@ -174,14 +174,16 @@ def migrate_beside_writers(
 
     with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
-        plan = plan_migration(store, name, Recipe(bank, estimator=NNN(8)))
+        plan = plan_correction(store, name, Recipe(bank, estimator=NNN(8)))
         migrate(store, plan, options)
-        cutover(store, plan.target, alias=None if rename else uses, rename=rename, options=options)
-        assert store.info(uses).name == plan.target
+        cutover(
+            store, plan.body.target, alias=None if rename else uses, rename=rename, options=options
+        )
+        assert store.info(uses).name == plan.body.target
         _go_on(application, min(seconds / 4, ends - time.monotonic()))
         assert_nothing_lost(client(0.0), application, sure=False)
         copying.set_rate(rows_per_second=None)
-        rollback(store, plan.target, options=options)
+        rollback(store, plan.body.target, options=options)
         assert store.info(uses).name == name
         _go_on(application, ends - time.monotonic())
     assert not application.failures, application.failures[0]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milvus_hubness import MilvusStore, Recipe, connect, migrate, plan_migration
+from milvus_hubness import MilvusStore, Recipe, connect, migrate, plan_correction
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import vectors
 
@@ -102,7 +102,7 @@ def test_a_refresh_is_judged_by_qrels(files, run, judged):
     ]
     client.insert("products", rows)
     bank = vectors(rng, 900, DIM)
-    target = migrate(store, plan_migration(store, "products", Recipe(bank, verdict="skip"))).target
+    target = migrate(store, plan_correction(store, "products", Recipe(bank, verdict="skip"))).target
     np.save("new.npy", vectors(rng, 900, DIM))
     pairs = in_qrels(files, *judged)
     done = run("refresh", target, "--rename", "--bank", "new.npy", "--force", "--pairs", *pairs)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_correction
 from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
@@ -175,7 +175,7 @@ def test_a_training_is_taken_up_where_it_was_ended(run, folder):
 
 def test_rows_of_a_corrected_collection_are_the_gallery(run, files):
     store, rng = MilvusStore(connect("shop.db")), np.random.default_rng(1)
-    plan = plan_migration(store, "products", Recipe(QueryBank.load("bank.npy"), estimator=NNN(8)))
+    plan = plan_correction(store, "products", Recipe(QueryBank.load("bank.npy"), estimator=NNN(8)))
     name = migrate(store, plan).target
     rows = connect("shop.db").query(
         "products", filter="id >= 0", output_fields=["vector"], limit=60

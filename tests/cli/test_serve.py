@@ -15,6 +15,7 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
+    Beside,
     HubnessClient,
     MilvusStore,
     QueryBank,
@@ -22,8 +23,7 @@ from milvus_hubness import (
     connect,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     status,
 )
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
@@ -40,7 +40,7 @@ def corrected(files):
     """As `files`, with products corrected beside its vectors, a configuration of which `configured` writes."""
     store = MilvusStore(connect("shop.db"))
     bank = QueryBank.load("bank.npy")
-    plan = plan_enable(store, "products", Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, "products", Recipe(bank, estimator=NNN(4)), Beside())
     enable(store, plan)
     return files
 
@@ -51,7 +51,7 @@ def copied(files):
     store = MilvusStore(connect("shop.db"))
     migrate(
         store,
-        plan_migration(store, "products", Recipe(QueryBank.load("bank.npy"), estimator=NNN(4))),
+        plan_correction(store, "products", Recipe(QueryBank.load("bank.npy"), estimator=NNN(4))),
     )
     return store
 
@@ -324,7 +324,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
     client.insert(name, rows[:200])
     store = served.store()
     bank = QueryBank(banks["right"])
-    enable(store, plan_enable(store, name, Recipe(bank, estimator=NNN(4))))
+    enable(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside()))
     services = {}
     for each, bank in banks.items():
         np.save(f"{each}.npy", bank)

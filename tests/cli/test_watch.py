@@ -8,6 +8,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import (
+    Copy,
     MigrationOptions,
     MilvusStore,
     QueryBank,
@@ -15,7 +16,7 @@ from milvus_hubness import (
     connect,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.cli.migrate import watch
 from milvus_hubness.jobs.common.progress import Events, Throttle
@@ -54,8 +55,8 @@ class Running:
         options = MigrationOptions(
             no_writers=True, throttle=self.throttle, events=Events([self._pause_once])
         )
-        made = plan_migration(
-            store, "many", Recipe(QueryBank.load("bank.npy"), verdict="skip"), **plan
+        made = plan_correction(
+            store, "many", Recipe(QueryBank.load("bank.npy"), verdict="skip"), Copy(**plan)
         )
         self.error = None
         self._thread = threading.Thread(target=self._run, args=(store, made, options))
@@ -132,7 +133,7 @@ def test_a_process_that_is_gone_pauses_nothing(run, many):
 
 
 def test_rows_of_clients_that_the_copy_lacks_are_the_lag(run, few):
-    plan = plan_migration(few, "products", Recipe(QueryBank.load("bank.npy"), verdict="skip"))
+    plan = plan_correction(few, "products", Recipe(QueryBank.load("bank.npy"), verdict="skip"))
     migrate(few, plan, MigrationOptions(no_writers=True))
     [line] = run(*WATCH, "products").stdout.splitlines()
     assert line == (
@@ -173,7 +174,7 @@ def test_what_to_watch_is_named_where_it_is_unclear(run, few):
     options = MigrationOptions(no_writers=True)
     for target in ("first", "second"):
         bank = QueryBank.load("bank.npy")
-        plan = plan_migration(few, "products", Recipe(bank, verdict="skip"), target=target)
+        plan = plan_correction(few, "products", Recipe(bank, verdict="skip"), Copy(target=target))
         migrate(few, plan, options)
     assert_fails(run(*WATCH), 2, "name one of first, second")
     assert "verified" in run(*WATCH, "first").stdout

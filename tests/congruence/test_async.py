@@ -21,6 +21,7 @@ from pymilvus.exceptions import DataTypeNotMatchException, MilvusException, Para
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Beside,
     CorrectionConfig,
     DimensionMismatch,
     GloballyCorrected,
@@ -33,7 +34,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     ZeroVectors,
     enable,
-    plan_enable,
+    plan_correction,
 )
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.client.methods import drive, drive_async
@@ -580,7 +581,10 @@ def test_biases_beside_the_vectors(lite):
     lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, items, "L2")
     store = lite.store()
-    enable(store, plan_enable(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K))))
+    enable(
+        store,
+        plan_correction(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K)), Beside()),
+    )
 
     async def use():
         async with opened(lite) as asking:

@@ -5,7 +5,16 @@ import re
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, Recipe, clean, migrate, plan_migration, refresh, rollback
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    Recipe,
+    clean,
+    migrate,
+    plan_correction,
+    refresh,
+    rollback,
+)
 from milvus_hubness.jobs.common.lease import DROPPED
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
@@ -26,7 +35,7 @@ def test_what_a_job_drops_or_is_forced_to_has_a_line(database, lines):
     rng = np.random.default_rng(3)
     name, store = database.fill(vectors(rng, 60, DIM), "COSINE"), database.store()
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4), verdict="skip"))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4), verdict="skip"))
     target = migrate(store, plan, client_ttl=0).target
     alias = aliased(store, target)
     assert lines("forced") == []

@@ -10,6 +10,7 @@ from milvus_hubness import (
     CSLS,
     NNN,
     AlreadyCorrected,
+    Beside,
     CollectionExists,
     CorrectionNotRecommended,
     GloballyCorrected,
@@ -23,8 +24,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
     tune,
@@ -181,7 +181,7 @@ def test_tune_and_diagnose_see_the_rows_and_their_biases(enabled):
 
 def test_enabling_twice_is_refused(enabled):
     with pytest.raises(AlreadyCorrected, match="refresh"):
-        plan_enable(enabled.store, enabled.name, QueryBank(enabled.bank))
+        plan_correction(enabled.store, enabled.name, QueryBank(enabled.bank), Beside())
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_an_enabled_collection_can_still_be_migrated(lite):
     enabled = Enabled(lite, "COSINE")
     done = migrate(
         enabled.store,
-        plan_migration(
+        plan_correction(
             enabled.store, enabled.name, Recipe(QueryBank(enabled.bank), estimator=NNN(K))
         ),
     )
@@ -299,8 +299,11 @@ def test_a_gate_opens_for_activated_items_only(lite):
     disable(gated.store, gated.name)
     enable(
         gated.store,
-        plan_enable(
-            gated.store, gated.name, Recipe(QueryBank(gated.bank), estimator=NNN(K), gate=1)
+        plan_correction(
+            gated.store,
+            gated.name,
+            Recipe(QueryBank(gated.bank), estimator=NNN(K), gate=1),
+            Beside(),
         ),
     )
     activated = set(similarity(gated.bank, gated.items, "IP").argmax(1).tolist())
@@ -327,11 +330,11 @@ class TestWhatIsRefused:
     def test_a_share_that_is_none(self, plain, share):
         store, name, bank = plain
         with pytest.raises(InvalidParameter, match="max_miss_rate"):
-            plan_enable(store, name, bank, max_miss_rate=share)
+            plan_correction(store, name, bank, Beside(share))
 
     def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
-        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
+        plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside())
         plain_collection(
             lite.client(), f"{name}__bias_a", vectors(np.random.default_rng(0), 3, DIM), "IP"
         )
@@ -342,8 +345,8 @@ class TestWhatIsRefused:
         assert not store.exists(f"{name}__bank")
         assert store.count(f"{name}__bias_a") == 3
         # The next plan takes another name.
-        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
-        assert plan.sides == (f"{name}__bias_2_a", f"{name}__bias_2_b")
+        plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside())
+        assert plan.body.sides == (f"{name}__bias_2_a", f"{name}__bias_2_b")
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain
@@ -365,16 +368,16 @@ class TestWhatIsRefused:
                 ]
             ),
         )
-        plan = plan_enable(store, name, Recipe(bank, verdict="require"))
+        plan = plan_correction(store, name, Recipe(bank, verdict="require"), Beside())
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             enable(store, plan)
-        assert plan_enable(
-            store, name, Recipe(bank, estimator=NNN(4), verdict="warn")
-        ).reranking.candidates
+        assert plan_correction(
+            store, name, Recipe(bank, estimator=NNN(4), verdict="warn"), Beside()
+        ).body.reranking.candidates
 
     def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
         store, name, bank = plain
-        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
+        plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside())
         write = store.upsert
 
         def spoil(collection, batch, field, **options):
@@ -392,5 +395,5 @@ class TestWhatIsRefused:
     def test_what_a_killed_run_left_is_no_obstacle(self, plain):
         store, name, bank = plain
         store.create_side(store.info(name), f"{name}__bias_a")
-        done = enable(store, plan_enable(store, name, Recipe(bank, estimator=NNN(4))))
+        done = enable(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside()))
         assert done.rows == 80

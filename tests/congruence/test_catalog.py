@@ -11,6 +11,7 @@ from pymilvus import DataType, MilvusClient
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Beside,
     CannotMigrate,
     CorrectionConfig,
     DimensionMismatch,
@@ -21,8 +22,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.common.lease import Lease
@@ -58,7 +58,7 @@ def enabled(backend):
     client, name, store = backend.hubness_client(), backend.name("beside"), backend.store()
     backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
-    enable(store, plan_enable(store, name, Recipe(bank_of(4), estimator=NNN(K))))
+    enable(store, plan_correction(store, name, Recipe(bank_of(4), estimator=NNN(K)), Beside()))
     return client, name
 
 
@@ -263,9 +263,9 @@ def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
     )
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
-        plan_migration(store, name, Recipe(bank_of(1), estimator=NNN(K)))
+        plan_correction(store, name, Recipe(bank_of(1), estimator=NNN(K)))
     with pytest.raises(CannotMigrate, match=reason):
-        plan_enable(store, name, Recipe(bank_of(1), estimator=NNN(K)))
+        plan_correction(store, name, Recipe(bank_of(1), estimator=NNN(K)), Beside())
 
 
 def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
@@ -292,7 +292,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
     plain_collection(plain, name, old, metric)
     name = migrate(
-        store, plan_migration(store, name, Recipe(bank_of(4), estimator=NNN(K))), no_writers=True
+        store, plan_correction(store, name, Recipe(bank_of(4), estimator=NNN(K))), no_writers=True
     ).target
     new = [
         {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}

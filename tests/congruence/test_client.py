@@ -9,7 +9,9 @@ from pymilvus import MilvusClient
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Beside,
     CannotMigrate,
+    Copy,
     DimensionMismatch,
     HubnessClient,
     InvalidInput,
@@ -18,8 +20,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.migration.survey import SAMPLE_ROWS
@@ -162,7 +163,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
     items[7] = 0
     plain, name, store = backend.client(), backend.name("far"), backend.store()
     plain_collection(plain, name, items, "L2")
-    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
+    plan = plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
     target = aliased(store, migrate(store, plan).target)
     client = backend.hubness_client()
 
@@ -212,7 +213,7 @@ def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite):
     items[7, 4] = 0.1
     name, store = lite.name("odd"), lite.store()
     plain_collection(lite.client(), name, items, "L2")
-    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
+    plan = plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)))
     with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of field 'vector'"):
         migrate(store, plan, no_writers=True)
 
@@ -225,9 +226,11 @@ def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(li
         rows[1::2] -= 1_000
     name, store = lite.name("groups"), lite.store()
     plain_collection(lite.client(), name, items.astype(np.float32), "L2")
-    for plan in (plan_migration, plan_enable):
+    for body in (Copy(), Beside()):
         with pytest.raises(CannotMigrate) as caught:
-            plan(store, name, Recipe(bank.astype(np.float32), estimator=NNN(K, ALPHA)))
+            plan_correction(
+                store, name, Recipe(bank.astype(np.float32), estimator=NNN(K, ALPHA)), body
+            )
         [gap, error] = re.search(
             r"differ by (\S+) in .* are off by (\S+), because", str(caught.value)
         ).groups()

@@ -11,6 +11,7 @@ from pymilvus import AnnSearchRequest, DataType, Function, FunctionType, RRFRank
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     CorrectionConfig,
     InvalidInput,
@@ -18,8 +19,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -103,8 +103,8 @@ def filled(backend, model, *, both=True, count=60):
 BANK = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
 
 JOBS = {
-    "migrate": lambda store, name: plan_migration(store, name, BANK, field="meaning"),
-    "enable": lambda store, name: plan_enable(store, name, BANK, field="meaning"),
+    "migrate": lambda store, name: plan_correction(store, name, BANK, field="meaning"),
+    "enable": lambda store, name: plan_correction(store, name, BANK, Beside(), field="meaning"),
     "tune": lambda store, name: tune(store, name, BANK, field="meaning"),
 }
 
@@ -127,9 +127,9 @@ def test_jobs_refuse_a_field_that_the_server_computes_and_write_nothing(shared_l
 def test_a_collection_with_no_other_vectors_is_refused_without_a_named_field(lite, model):
     _, name = filled(lite, model, both=False)
     with pytest.raises(CannotMigrate, match=REASON):
-        plan_migration(lite.store(), name, BANK)
+        plan_correction(lite.store(), name, BANK)
     with pytest.raises(CannotMigrate, match=REASON):
-        plan_enable(lite.store(), name, BANK)
+        plan_correction(lite.store(), name, BANK, Beside())
 
 
 def test_a_diagnosis_still_shows_the_hubs_of_such_a_field(shared_lite, texts):
@@ -175,10 +175,12 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
         client.insert(target, [dict(row) for row in rows])
     elif how == "migrate":
         target = migrate(
-            store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)), field="picture")
+            store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8)), field="picture")
         ).target
     else:
-        plan = plan_enable(store, name, Recipe(BANK, estimator=NNN(8)), field="picture")
+        plan = plan_correction(
+            store, name, Recipe(BANK, estimator=NNN(8)), Beside(), field="picture"
+        )
         enable(store, plan, client_ttl=0)
         target = name
     if how != "enable":

@@ -7,6 +7,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Copy,
     InvalidParameter,
     MigrationOptions,
     MilvusStore,
@@ -16,7 +17,7 @@ from milvus_hubness import (
     StoreError,
     VerificationFailed,
     migrate,
-    plan_migration,
+    plan_correction,
     resume,
     rollback,
 )
@@ -55,7 +56,7 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     )
     recipe = Recipe(bank, estimator=NNN(4))
     asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 12}}
-    plan = plan_migration(backend.store(), name, recipe, measure=True, **asked)
+    plan = plan_correction(backend.store(), name, recipe, Copy(measure=True, **asked))
     assert "the source's index is HNSW" in " ".join(plan.remarks)
     told = plan.to_dict()
     assert (told["index_type"], told["index_params"], told["recall"]["index_type"]) == (
@@ -65,7 +66,7 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
         migrate(Breaking(client), plan, MigrationOptions(no_writers=True))
     with pytest.raises(ResumeRefused, match=r"index: .*IVF_FLAT.* then, None now"):
         migrate(
-            backend.store(), plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)))
+            backend.store(), plan_correction(backend.store(), name, Recipe(bank, estimator=NNN(4)))
         )
     done = resume(backend.store(), name, MigrationOptions(no_writers=True))
     assert_index(backend, done.target, "IVF_FLAT", nlist=12)
@@ -84,8 +85,8 @@ def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
     plain_collection(lite.client(), name, items, "IP", index_type="IVF_FLAT")
 
     def said(nlist):
-        plan = plan_migration(
-            lite.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"nlist": nlist}
+        plan = plan_correction(
+            lite.store(), name, Recipe(bank, estimator=NNN(4)), Copy(index_params={"nlist": nlist})
         )
         return [each for each in plan.remarks if "advises" in each]
 
@@ -110,12 +111,12 @@ def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     plain_collection(
         client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40}
     )
-    plan = plan_migration(
-        backend.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"M": 12}
+    plan = plan_correction(
+        backend.store(), name, Recipe(bank, estimator=NNN(4)), Copy(index_params={"M": 12})
     )
     migrate(backend.store(), plan, no_writers=True)
     assert_index(backend, name, "HNSW", M=8, efConstruction=40)
-    assert_index(backend, plan.target, "HNSW", M=12, efConstruction=40)
+    assert_index(backend, plan.body.target, "HNSW", M=12, efConstruction=40)
 
 
 WRONG_INDEXES = [
@@ -152,12 +153,11 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
 
     def refused(said, index_type, params):
         with pytest.raises(InvalidParameter, match=said):
-            plan_migration(
+            plan_correction(
                 store,
                 name,
                 Recipe(bank, estimator=NNN(4)),
-                index_type=index_type,
-                index_params=params,
+                Copy(index_type=index_type, index_params=params),
             )
 
     for index_type, params, said in WRONG_INDEXES:
@@ -167,18 +167,19 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
         refused(
             "index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {}
         )
-    plan = plan_migration(
+    plan = plan_correction(
         store,
         name,
         Recipe(bank, estimator=NNN(4)),
-        index_type="ivf_flat",
-        index_params={"nlist": "9"},
+        Copy(index_type="ivf_flat", index_params={"nlist": "9"}),
     )
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
-    wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
+    bogus = {"index_type": "BOGUS", "index_params": {}}
+    body = replace(plan.body, arguments={**plan.body.arguments, "index": bogus})
+    wrong = replace(plan, body=body)
     with pytest.raises(InvalidParameter, match="'BOGUS'"):
         migrate(store, wrong, MigrationOptions(no_writers=True))
-    assert not client.has_collection(plan.target)
+    assert not client.has_collection(plan.body.target)
 
 
 def field(index_type, **params):
@@ -245,20 +246,20 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP")
     store = Trusting(client)
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), index_type="BOGUS")
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(index_type="BOGUS"))
     if backend.is_lite:
         migrate(store, plan, MigrationOptions(no_writers=True))
-        client.release_collection(plan.target)
+        client.release_collection(plan.body.target)
     else:
         with pytest.raises(StoreError, match="BOGUS"):
             migrate(store, plan, MigrationOptions(no_writers=True))
     with pytest.raises((StoreError, VerificationFailed)):
         verify(store, name)
-    going = would_drop(backend.store(), name, drop=plan.target)
-    assert going["the copy"] == f"{plan.target}, rows not counted, as it cannot be read"
-    clean(backend.store(), name, drop=plan.target)
-    assert not {plan.target, plan.bank_collection} & set(client.list_collections())
-    again = plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)))
+    going = would_drop(backend.store(), name, drop=plan.body.target)
+    assert going["the copy"] == f"{plan.body.target}, rows not counted, as it cannot be read"
+    clean(backend.store(), name, drop=plan.body.target)
+    assert not {plan.body.target, plan.bank_collection} & set(client.list_collections())
+    again = plan_correction(backend.store(), name, Recipe(bank, estimator=NNN(4)))
     assert migrate(backend.store(), again, no_writers=True).rows == 40
 
 
@@ -269,11 +270,11 @@ def test_the_copys_index_is_verified(backend):
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP")
     asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 8}}
-    plan = plan_migration(backend.store(), name, Recipe(bank, estimator=NNN(4)), **asked)
+    plan = plan_correction(backend.store(), name, Recipe(bank, estimator=NNN(4)), Copy(**asked))
     migrate(backend.store(), plan, MigrationOptions(no_writers=True))
     verify(backend.store(), name)
-    client.release_collection(plan.target)
-    client.drop_index(plan.target, "vector")
+    client.release_collection(plan.body.target)
+    client.drop_index(plan.body.target, "vector")
     with pytest.raises(
         VerificationFailed, match=r"has no index, planned was IVF_FLAT \{'nlist': 8\}"
     ):
@@ -281,8 +282,8 @@ def test_the_copys_index_is_verified(backend):
     index = client.prepare_index_params(
         "vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9}
     )
-    client.create_index(plan.target, index)
-    client.load_collection(plan.target)
+    client.create_index(plan.body.target, index)
+    client.load_collection(plan.body.target)
     if not backend.is_lite:
         with pytest.raises(VerificationFailed, match=r"has IVF_FLAT {'nlist': '9'}, planned was"):
             verify(backend.store(), name)

@@ -5,7 +5,16 @@ import pytest
 from pymilvus import AsyncMilvusClient, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, HubnessClient, QueryBank, Recipe, migrate, plan_migration, rollback
+from milvus_hubness import (
+    NNN,
+    Copy,
+    HubnessClient,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_correction,
+    rollback,
+)
 from tests.support.async_clients import opened
 from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
@@ -29,11 +38,11 @@ class Live:
         self.assert_raw()
 
     def switch(self):
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
             Recipe(QueryBank(self.bank), estimator=NNN(K)),
-            alias=self.alias,
+            Copy(alias=self.alias),
         )
         migrate(self.store, plan)
         mean_bias = self.store.info(self.alias).state.profile.mean_bias
@@ -156,7 +165,7 @@ def test_a_collection_that_goes_and_comes_again_is_asked_anew(lite):
     items, bank = vectors(rng, 40, DIM), QueryBank(vectors(rng, 20, DIM))
     plain_collection(lite.client(), name, items, "IP")
     store = lite.store()
-    corrected = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).target
+    corrected = migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)))).target
     assert client.hubness_state(corrected) is not None
     client.drop_collection(corrected)
     client.rename_collection(name, corrected)

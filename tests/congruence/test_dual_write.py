@@ -13,6 +13,8 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     DualWriteFailed,
     MigrationOptions,
     QueryBank,
@@ -21,8 +23,7 @@ from milvus_hubness import (
     StoreError,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.jobs.common.progress import Events
@@ -142,7 +143,7 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
     store = backend.store()
     done = migrate(
         store,
-        plan_migration(store, name, Recipe(QueryBank(items), estimator=NNN(2))),
+        plan_correction(store, name, Recipe(QueryBank(items), estimator=NNN(2))),
         no_writers=True,
     )
     store.write_property(
@@ -194,7 +195,9 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     lite.made += [f"{reranking}__bias_a", f"{reranking}__bias_b"]
     enable(
         moving.store,
-        plan_enable(moving.store, reranking, Recipe(QueryBank(moving.bank), estimator=NNN(K))),
+        plan_correction(
+            moving.store, reranking, Recipe(QueryBank(moving.bank), estimator=NNN(K)), Beside()
+        ),
     )
     state = moving.store.info(reranking).state.model_copy(update={"migration": MIGRATION})
     write_state(moving.store, reranking, state)
@@ -441,12 +444,11 @@ def test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody(backend, rename,
     plain_collection(plain, name, vectors(rng, ITEMS, DIM), "IP")
     backend.made += [f"{name}__before_hubness", f"{name}_hubness"]
     uses = name if rename else backend.name("moving_live")
-    plan = plan_migration(
+    plan = plan_correction(
         store,
         name,
         Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K)),
-        rename=rename,
-        alias=None if rename else uses,
+        Copy(rename=rename, alias=None if rename else uses),
     )
     migrate(store, plan)
     clients = []
@@ -456,7 +458,7 @@ def test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody(backend, rename,
             clients.append(backend.hubness_client(state_ttl=AN_HOUR))
             clients[-1].get(uses, [1])
 
-    rollback(store, plan.target, options=MigrationOptions(events=Events([reads])))
+    rollback(store, plan.body.target, options=MigrationOptions(events=Events([reads])))
     assert store.info(uses).name == name
     clients[-1].delete(uses, **by)
     assert 5 not in all_keys(store, name)

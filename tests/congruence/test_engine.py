@@ -10,7 +10,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from tests.support.databases import OnMilvus
@@ -26,7 +26,9 @@ def test_a_migration_by_no_engine_writes_nothing(lite, engine):
     rng = np.random.default_rng(4)
     plain_collection(client, name, vectors(rng, 50, 16), "IP")
     store, before = MilvusStore(client), set(client.list_collections())
-    plan = plan_migration(store, name, Recipe(QueryBank.of(vectors(rng, 40, 16)), estimator=NNN(3)))
+    plan = plan_correction(
+        store, name, Recipe(QueryBank.of(vectors(rng, 40, 16)), estimator=NNN(3))
+    )
     with pytest.raises(InvalidParameter, match=f"engine is one of local, ray, not '{engine}'"):
         migrate(store, plan, client_ttl=0.0, engine=engine)
     assert set(client.list_collections()) == before

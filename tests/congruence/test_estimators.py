@@ -8,6 +8,7 @@ from milvus_hubness import (
     CSLS,
     NNN,
     Blend,
+    Copy,
     DistributionNormalization,
     DualBankSinkhorn,
     DualInvertedSoftmax,
@@ -18,7 +19,7 @@ from milvus_hubness import (
     Sinkhorn,
     WithDemand,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -57,11 +58,11 @@ class Served:
         self.source = backend.name()
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
-        self.plan = plan_migration(self.store, self.source, QueryBank(self.bank))
+        self.plan = plan_correction(self.store, self.source, QueryBank(self.bank))
         self.name = aliased(self.store, migrate(self.store, self.plan).target)
 
     def fitted(self, estimator, gallery):
-        layout = self.plan.layout
+        layout = self.plan.chosen.layout
         bank = QueryBank(layout.reduce_queries(self.bank))
         return estimator.fit(
             bank,
@@ -94,7 +95,7 @@ def test_without_an_estimator_the_blend_is_taken(served):
     # This bank is no log of uneven demand.
     assert told["factor"] == 0
     biases = served.fitted(Blend(), served.items).bias(
-        served.plan.layout.reduce_items(served.items)
+        served.plan.chosen.layout.reduce_items(served.items)
     )
     np.testing.assert_allclose(served.scores(), served.wanted(biases, served.items), atol=1e-4)
 
@@ -110,7 +111,7 @@ def test_without_an_estimator_the_blend_is_taken(served):
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimator):
-    reduce = served.plan.layout.reduce_items
+    reduce = served.plan.chosen.layout.reduce_items
     refresh(
         served.store,
         served.name,
@@ -136,7 +137,7 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
 
 @pytest.mark.lite_only
 def test_new_rows_leave_room_for_each_other(served):
-    reduce = served.plan.layout.reduce_items
+    reduce = served.plan.chosen.layout.reduce_items
     refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.1)))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     client = served.backend.hubness_client()
@@ -153,7 +154,7 @@ def test_new_rows_leave_room_for_each_other(served):
 @pytest.mark.lite_only
 def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_for_them(served):
     """A topic that came after the bank."""
-    reduce = served.plan.layout.reduce_items
+    reduce = served.plan.chosen.layout.reduce_items
     refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.1)))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     many = vectors(np.random.default_rng(8), 20 * ITEMS, DIM)
@@ -182,7 +183,7 @@ def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_f
 
 def test_a_refit_learns_what_the_gallery_became(served):
     """Up to a constant, which potentials leave open and no ranking sees."""
-    reduce = served.plan.layout.reduce_items
+    reduce = served.plan.chosen.layout.reduce_items
     refresh(served.store, served.name, Recipe(estimator=Sinkhorn(0.5, iterations=100, tol=1e-6)))
     client = served.backend.hubness_client()
     rows = [
@@ -245,9 +246,9 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
 
 def test_an_estimator_that_needs_targets_says_so(served):
     with pytest.raises(InvalidInput, match="target"):
-        plan_migration(
+        plan_correction(
             served.store,
             served.source,
             Recipe(QueryBank(served.bank), estimator=DualInvertedSoftmax()),
-            target=f"{served.source}_other",
+            Copy(target=f"{served.source}_other"),
         )

@@ -32,6 +32,7 @@ from pymilvus.grpc_gen import schema_pb2
 
 from milvus_hubness import (
     NNN,
+    Beside,
     GloballyCorrected,
     MilvusStore,
     QueryBank,
@@ -39,8 +40,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from tests.support.async_clients import opened
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
@@ -85,12 +85,12 @@ class World:
     def _correct(self, location):
         bank, estimator, store = QueryBank(self.bank), NNN(K, ALPHA), InTurn(self.backend.client())
         if location == "vector":
-            plan = plan_migration(store, self.name, Recipe(bank, estimator=estimator))
+            plan = plan_correction(store, self.name, Recipe(bank, estimator=estimator))
             return migrate(store, plan, no_writers=True).target
         name = self.backend.name(location)
         self.backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(self.backend.client(), name, self.items, self.metric)
-        enable(store, plan_enable(store, name, Recipe(bank, estimator=estimator)))
+        enable(store, plan_correction(store, name, Recipe(bank, estimator=estimator), Beside()))
         return name
 
     @property

@@ -8,6 +8,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     AlreadyCorrected,
+    Beside,
     InvalidInput,
     QueryBank,
     Recipe,
@@ -17,8 +18,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -72,10 +72,10 @@ class Shop:
         return rows
 
     def correct(self, source, field):
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, source, Recipe(QueryBank(self.banks[field]), estimator=NNN(K)), field=field
         )
-        self.lite.made += [plan.target, plan.bank_collection]
+        self.lite.made += [plan.body.target, plan.bank_collection]
         return migrate(self.store, plan).target
 
     def raw(self, field):
@@ -307,7 +307,7 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     with pytest.raises(InvalidInput, match=r"several corrected fields.*(text|image)"):
         refresh(shop.store, shop.corrected)
     with pytest.raises(AlreadyCorrected, match="image"):
-        plan_migration(shop.store, shop.corrected, QueryBank(shop.banks["image"]), field="image")
+        plan_correction(shop.store, shop.corrected, QueryBank(shop.banks["image"]), field="image")
     live = aliased(shop.store, shop.corrected)
     shop.corrected = refresh(shop.store, live, field="text", refit="always").collection
     assert status(shop.store, shop.corrected, field="text").epoch == 2
@@ -355,13 +355,14 @@ def test_the_alias_goes_back_one_field_at_a_time(lite):
 
 def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     shop = Shop(lite, "IP", "COSINE")
-    plan = plan_enable(
+    plan = plan_correction(
         shop.store,
         shop.corrected,
         Recipe(QueryBank(shop.banks["other"]), estimator=NNN(K)),
+        Beside(),
         field="other",
     )
-    lite.made += [*plan.sides, plan.bank_collection]
+    lite.made += [*plan.body.sides, plan.bank_collection]
     enable(shop.store, plan)
     found = shop.client.search(shop.corrected, data=list(shop.queries["other"]), anns_field="other")
     state = shop.store.info(shop.corrected).states["other"]

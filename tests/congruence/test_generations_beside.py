@@ -5,11 +5,12 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     QueryBank,
     Recipe,
     disable,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -18,14 +19,14 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
-from tests.support.beside import ALPHA, AN_HOUR, DIM, ITEMS, Beside, K, take_back
+from tests.support.beside import ALPHA, AN_HOUR, DIM, ITEMS, CorrectedBeside, K, take_back
 from tests.support.databases import OnMilvus, write_state
 from tests.support.galleries import vectors
 
 
 @pytest.fixture
 def beside(database):
-    return Beside(database)
+    return CorrectedBeside(database)
 
 
 def test_refreshes_alternate_between_two_slots(beside):
@@ -157,7 +158,9 @@ def enabled_again(beside):
     beside.write(5, vectors(beside.rng, 1, DIM)[0], knows_the_first)
     disable(beside.store, beside.name)
     recipe = Recipe(QueryBank(beside.new), estimator=NNN(K, ALPHA))
-    enable(beside.store, plan_enable(beside.store, beside.name, recipe), client_ttl=0.0)
+    enable(
+        beside.store, plan_correction(beside.store, beside.name, recipe, Beside()), client_ttl=0.0
+    )
     return knows_the_first
 
 
@@ -241,8 +244,8 @@ def test_a_slow_writer_gives_its_row_the_bias_of_a_refresh_that_began_meanwhile(
 def test_a_collection_that_is_enabled_again_begins_anew(beside):
     beside.refreshed()
     disable(beside.store, beside.name)
-    plan = plan_enable(
-        beside.store, beside.name, Recipe(QueryBank(beside.old), estimator=NNN(K, ALPHA))
+    plan = plan_correction(
+        beside.store, beside.name, Recipe(QueryBank(beside.old), estimator=NNN(K, ALPHA)), Beside()
     )
     enable(beside.store, plan, client_ttl=0.0)
     beside.assert_found(beside.old)
@@ -343,7 +346,7 @@ def test_a_rollback_gives_an_unfinished_refresh_up(beside):
 @pytest.mark.lite_only
 def test_side_collections_that_are_not_loaded_are_loaded_by_a_job_on_milvus_lite(lite):
     """Milvus Lite opens with all collections released."""
-    beside = Beside(OnMilvus.of(lite))
+    beside = CorrectedBeside(OnMilvus.of(lite))
     sides = beside.state.codec.sides
     for side in sides:
         lite.client().release_collection(side)

@@ -6,19 +6,19 @@ from pymilvus import AnnSearchRequest, DataType, RRFRanker
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CorrectionConfig,
     GloballyCorrected,
     QueryBank,
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, decode, encode, rounded
 from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 ITEMS, QUERIES, BANK, DIM, K = 150, 5, 60, 24, 8
 KINDS = {"float16": DataType.FLOAT16_VECTOR, "bfloat16": DataType.BFLOAT16_VECTOR}
@@ -68,8 +68,8 @@ class Goods:
 
     def migrated(self, **options):
         self.fill()
-        plan = plan_migration(
-            self.store, self.name, **as_recipe(QueryBank(self.bank), estimator=NNN(K), **options)
+        plan = plan_correction(
+            self.store, self.name, **as_plan(QueryBank(self.bank), estimator=NNN(K), **options)
         )
         assert plan.to_dict()["dtype"] == self.dtype
         return migrate(self.store, plan).target
@@ -170,8 +170,10 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
 
 def test_beside_and_born_corrected(goods):
     goods.fill()
-    plan = plan_enable(goods.store, goods.name, Recipe(QueryBank(goods.bank), estimator=NNN(K)))
-    goods.backend.made += plan.sides
+    plan = plan_correction(
+        goods.store, goods.name, Recipe(QueryBank(goods.bank), estimator=NNN(K)), Beside()
+    )
+    goods.backend.made += plan.body.sides
     enable(goods.store, plan)
     client = goods.backend.hubness_client()
     corrected = goods.raw - (goods.biases - goods.mean_bias(goods.name))
@@ -222,7 +224,7 @@ def pass_through(backend, kind):
     plain.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     rows = [{"id": i, "vector": items[i], "other": others[i]} for i in range(ITEMS)]
     plain.insert(name, rows)
-    plan = plan_migration(
+    plan = plan_correction(
         backend.store(), name, Recipe(QueryBank(bank), estimator=NNN(K)), field="vector"
     )
     target = migrate(backend.store(), plan).target

@@ -12,6 +12,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
     Blend,
     CorrectionConfig,
     HubRefused,
@@ -20,8 +21,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.prior import Items, Prior
@@ -30,7 +30,7 @@ from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 ITEMS, BANK, USERS = gallery(rows=240, queries=400)
 HUBS = centroid(USERS, 5)
@@ -56,11 +56,10 @@ def guarded(backend, on_hub, **options):
     """A migrated collection with a guard, and a client of it."""
     name = raw(backend)
     alias = backend.name("alias")
-    plan = plan_migration(
+    plan = plan_correction(
         backend.store(),
         name,
-        alias=alias,
-        **as_recipe(QueryBank(BANK), on_hub=on_hub, verdict="skip", **options),
+        **as_plan(QueryBank(BANK), alias=alias, on_hub=on_hub, verdict="skip", **options),
     )
     migrate(backend.store(), plan, MigrationOptions(no_writers=True))
     return alias, backend.hubness_client()
@@ -213,10 +212,11 @@ def test_a_new_collection_with_reference_items_is_guarded_at_once(lite):
 
 def test_a_side_collection_has_the_gate(lite):
     name = raw(lite)
-    plan = plan_enable(
+    plan = plan_correction(
         lite.store(),
         name,
         Recipe(QueryBank(BANK), estimator=Blend(), on_hub="refuse", verdict="skip"),
+        Beside(),
     )
     enable(lite.store(), plan, client_ttl=0)
     client = lite.hubness_client()
@@ -239,8 +239,8 @@ def test_an_action_that_does_not_exist_is_named(lite):
     name = raw(lite)
     store = lite.store()
     for call in (
-        lambda: plan_migration(store, name, Recipe(QueryBank(BANK), on_hub="drop")),
-        lambda: plan_enable(store, name, Recipe(QueryBank(BANK), on_hub="drop")),
+        lambda: plan_correction(store, name, Recipe(QueryBank(BANK), on_hub="drop")),
+        lambda: plan_correction(store, name, Recipe(QueryBank(BANK), on_hub="drop"), Beside()),
         lambda: CorrectionConfig(Recipe(BANK, on_hub="drop")),
         lambda: guard_hubs(store, name, "drop"),
     ):
@@ -301,7 +301,7 @@ def test_what_passes_the_guard_of_a_collection_with_kinds_is_no_hub_there(lite):
     client, name = lite.client(), raw(lite)
     kinds = ["photo", "text"]
     client.upsert(name, [{**row, "modality": kinds[row["id"] % 2]} for row in rows_of(ITEMS)])
-    plan = plan_migration(
+    plan = plan_correction(
         lite.store(),
         name,
         Recipe(

@@ -7,14 +7,14 @@ from pymilvus import DataType
 from milvus_hubness import (
     CSLS,
     NNN,
+    Beside,
     CorrectionConfig,
     InvertedSoftmax,
     MilvusStore,
     QueryBank,
     Recipe,
     enable,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -52,8 +52,8 @@ def test_there_are_none_for_other_indexes_and_metrics(lite):
         params = {"nlist": CELLS} if index_type == "IVF_FLAT" else {}
         index = {"index_type": index_type, "params": params}
         plain_collection(lite.client(), name, bank.vectors, metric, **index)
-        plan = plan_migration(store, name, Recipe(bank, estimator=NNN(K)))
-        assert plan.layout.locality_hint_count == 0
+        plan = plan_correction(store, name, Recipe(bank, estimator=NNN(K)))
+        assert plan.chosen.layout.locality_hint_count == 0
 
 
 @pytest.mark.lite_only
@@ -86,8 +86,8 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, Recipe(single_queries(bank), estimator=NNN(K)))
-    lite.made += plan.sides
+    plan = plan_correction(store, name, Recipe(single_queries(bank), estimator=NNN(K)), Beside())
+    lite.made += plan.body.sides
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 

@@ -11,6 +11,8 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     DimensionMismatch,
     HubnessClient,
     InvalidInput,
@@ -20,8 +22,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.milvus.client.rewrite import keep
@@ -222,8 +223,8 @@ def test_an_iterator_ends_on_the_copy_on_which_it_began(lite):
     alias = f"{source}_alias"
     lite.client().create_alias(source, alias)
     iterators = [client.query_iterator(alias, batch_size=10, output_fields=["vector"])]
-    plan = plan_migration(
-        store, source, Recipe(QueryBank(vectors(rng, 20, 16)), estimator=NNN(K)), alias=alias
+    plan = plan_correction(
+        store, source, Recipe(QueryBank(vectors(rng, 20, 16)), estimator=NNN(K)), Copy(alias=alias)
     )
     first_pages = [iterators[0].next()]
     migrate(store, plan)
@@ -335,7 +336,7 @@ def test_a_gate_decides_by_the_raw_nearest_row(lite):
     client, name = lite.hubness_client(), lite.name("gated")
     plain_collection(client, name, items, "IP")
     store = lite.store()
-    migrate(store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K), gate=1)))
+    migrate(store, plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(K), gate=1)))
     activated = set(similarity(bank, items, "IP").argmax(1).tolist())
     opened = 0
     for query in queries:
@@ -364,7 +365,10 @@ def test_biases_beside_the_vectors(lite):
     expected = [list(page) for page in pages_of(client.search_iterator(name, **question))]
     rows = pages_of(client.query_iterator(name, batch_size=64))
     store = lite.store()
-    enable(store, plan_enable(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K))))
+    enable(
+        store,
+        plan_correction(store, name, Recipe(QueryBank(items[:40]), estimator=NNN(K)), Beside()),
+    )
     assert [
         list(page) for page in pages_of(client.search_iterator(name, strength=0, **question))
     ] == expected

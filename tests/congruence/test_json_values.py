@@ -9,13 +9,13 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
     QueryBank,
     Recipe,
     StoreError,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.milvus.client.messages import Write
@@ -67,10 +67,14 @@ def test_jobs_keep_json_values_as_they_are(backend, how):
     before = documents(client, name)
     assert len(before) >= FILLERS + (5 if backend.is_lite else 2)
     if how == "migrate":
-        name = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
+        name = migrate(store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8)))).target
         name = aliased(store, name)
     else:
-        enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(8))), client_ttl=0)
+        enable(
+            store,
+            plan_correction(store, name, Recipe(BANK, estimator=NNN(8)), Beside()),
+            client_ttl=0,
+        )
     assert documents(corrected, name) == before
 
     other = QueryBank(vectors(np.random.default_rng(3), 40, DIM))
@@ -85,7 +89,7 @@ def test_a_text_that_milvus_lite_cannot_return_is_reported_in_one_line(lite):
     with pytest.raises(
         StoreError, match=f"a JSON field of '{name}' has a text that Milvus Lite returns"
     ) as raised:
-        plan_migration(lite.store(), name, BANK)
+        plan_correction(lite.store(), name, BANK)
     assert "\n" not in str(raised.value)
 
 

@@ -7,19 +7,20 @@ from pymilvus import AnnSearchRequest, DataType, RRFRanker, WeightedRanker
 from milvus_hubness import (
     NNN,
     CannotMigrate,
+    Copy,
     InvalidInput,
     InvalidParameter,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
 )
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan, as_recipe
 
 ON_SERVERS = {"lasting": ["COSINE"]}
 
@@ -58,11 +59,11 @@ class Mixed:
 
     def correct(self, **options):
         options = {"estimator": NNN(K, ALPHA), "kind": "modality", **options}
-        plan = plan_migration(
-            self.store, self.source, **as_recipe(single_queries(self.bank), **options)
+        plan = plan_correction(
+            self.store, self.source, **as_plan(single_queries(self.bank), **options)
         )
         target = migrate(self.store, plan).target
-        self.name = plan.alias or aliased(self.store, target)
+        self.name = plan.body.request.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -430,7 +431,7 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     plain_collection(client, name, items, "COSINE")
     store = backend.store()
     bank = QueryBank(vectors(rng, 200, DIM) + np.float32(gap))
-    plan = plan_migration(store, name, Recipe(bank, kind="auto"))
+    plan = plan_correction(store, name, Recipe(bank, kind="auto"))
     assert sorted(plan.chosen.kinds.counts.values()) == [100, 300]
     target = migrate(store, plan).target
     rule = store.info(target).state.kinds
@@ -441,8 +442,8 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     # Queries for either cluster: a matter of topics, not of kinds.
     side = np.arange(200) % 2 * 2 - 1
     of_both = vectors(rng, 200, DIM) + np.outer(side, gap).astype(np.float32)
-    none = plan_migration(
-        store, name, Recipe(QueryBank(of_both), kind="auto"), target=f"{name}_other"
+    none = plan_correction(
+        store, name, Recipe(QueryBank(of_both), kind="auto"), Copy(target=f"{name}_other")
     )
     assert none.chosen.kinds.rule is None
     assert any("no kinds were found: queries prefer" in remark for remark in none.remarks)
@@ -454,7 +455,7 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
     bank = QueryBank(mixed.bank)
 
     def plan(**options):
-        return plan_migration(mixed.store, mixed.source, **as_recipe(bank, **options))
+        return plan_correction(mixed.store, mixed.source, **as_plan(bank, **options))
 
     rows = [{**mixed.row(key), "long": str(key % 2) * 300} for key in mixed.items]
     mixed.plain.upsert(mixed.source, rows)
@@ -471,7 +472,7 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
         (
             CannotMigrate,
             "compared by L2",
-            lambda: plan_migration(mixed.store, far, Recipe(bank, kind="auto")),
+            lambda: plan_correction(mixed.store, far, Recipe(bank, kind="auto")),
         ),
     ]:
         with pytest.raises(error, match=message) as caught:
@@ -512,7 +513,7 @@ def test_a_field_of_floats_is_no_field_of_kinds(backend):
         "missing": r"has no field 'missing': choose a field of texts",
     }.items():
         with pytest.raises(InvalidInput, match=message):
-            plan_migration(store, name, Recipe(bank, kind=kind))
-    plan = plan_migration(store, name, Recipe(bank, kind="is_photo"))
+            plan_correction(store, name, Recipe(bank, kind=kind))
+    plan = plan_correction(store, name, Recipe(bank, kind="is_photo"))
     target = migrate(store, plan).target
     assert store.info(target).state.kinds.values == (False, True)

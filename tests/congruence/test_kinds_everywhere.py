@@ -16,7 +16,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
 )
@@ -25,7 +25,7 @@ from tests.support.aliases import aliased
 from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
 from tests.support.incomplete import incomplete
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan, as_recipe
 
 DIM, ITEMS, K, ALPHA = 12, 220, 8, 0.75
 KINDS = ("image", "text")
@@ -84,12 +84,12 @@ class Mixture:
 
     def plan(self, **options):
         options = {"estimator": NNN(K, ALPHA), "verdict": "skip", "kind": FIELD, **options}
-        return plan_migration(self.store, self.source, **as_recipe(QueryBank(self.bank), **options))
+        return plan_correction(self.store, self.source, **as_plan(QueryBank(self.bank), **options))
 
     def migrate(self, **options):
         plan = self.plan(**options)
         target = migrate(self.store, plan, no_writers=True).target
-        self.name = plan.alias or aliased(self.store, target)
+        self.name = plan.body.request.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -313,7 +313,7 @@ def test_a_copy_that_a_refresh_makes_has_the_kinds(mixture):
     values = list(mixture.values)
     values[20:40] = ["text"] * 20
     mixture.set_values(values)
-    done = refresh(mixture.store, plan.alias, client_ttl=0, force=True)
+    done = refresh(mixture.store, plan.body.request.alias, client_ttl=0, force=True)
     assert done.action == "full"
     mixture.assert_means(mixture.state.profile, mixture.bank)
     mixture.assert_scores()
@@ -345,15 +345,15 @@ def test_rows_written_during_a_refresh_get_their_kind(mixture):
 def test_the_source_takes_over_again_unchanged(mixture):
     plan = mixture.migrate(alias=mixture.database.name("live"))
     client = mixture.database.application()
-    client.upsert(plan.alias, [mixture.row(7, **{FIELD: "text"})])
-    done = rollback(mixture.store, plan.alias)
+    client.upsert(plan.body.request.alias, [mixture.row(7, **{FIELD: "text"})])
+    done = rollback(mixture.store, plan.body.request.alias)
     assert done.carried == 1
     assert mixture.store.info(mixture.source).state is None
     values = mixture.store.values(mixture.source, FIELD, mixture.keys[:9], are_numbers=False)
     wanted = [*mixture.values[:7], "text", mixture.values[8]]
     assert [values[key] for key in mixture.keys[:9]] == wanted
     raw = mixture.items.astype(float) @ mixture.query
-    scores = mixture.database.scores(plan.alias, mixture.query, ITEMS)
+    scores = mixture.database.scores(plan.body.request.alias, mixture.query, ITEMS)
     np.testing.assert_allclose([scores[key] for key in mixture.keys], raw, atol=2e-5)
 
 

@@ -5,18 +5,19 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Copy,
     CorrectionConfig,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
 from tests.support.aliases import aliased
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6
 
@@ -35,7 +36,7 @@ class Varied:
         self.new[1] *= 1e-4
         self.queries = vectors(rng, 3, DIM)
         self.source = database.fill(items, "IP")
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, self.source, Recipe(QueryBank(self.bank), estimator=NNN(K))
         )
         self.name = migrate(self.store, plan, client_ttl=0.0).target
@@ -113,7 +114,7 @@ def test_a_plan_remarks_on_lengths_that_vary(database):
     def remarks(rows, metric, **options):
         source = database.fill(rows, metric)
         options = {"estimator": NNN(K), **graph, **options}
-        plan = plan_migration(database.store(), source, **as_recipe(bank, **options))
+        plan = plan_correction(database.store(), source, **as_plan(bank, **options))
         return [remark for remark in plan.remarks if "lengths of the vectors vary" in remark]
 
     [remark] = remarks(items, "IP")
@@ -138,7 +139,9 @@ def test_a_refresh_measures_the_lengths_again(backend):
         index_type="HNSW",
         params={"M": 16, "efConstruction": 100},
     )
-    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(K)), alias=alias)
+    plan = plan_correction(
+        store, source, Recipe(QueryBank(bank), estimator=NNN(K)), Copy(alias=alias)
+    )
     copy = migrate(store, plan, no_writers=True).target
     before = store.info(copy).state.layout
     client = backend.hubness_client()

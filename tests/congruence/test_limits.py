@@ -8,7 +8,7 @@ import pytest
 from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, Recipe, enable, migrate, plan_enable, plan_migration
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, migrate, plan_correction
 from milvus_hubness.errors import HubnessError, PartialWrite
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.born import born
@@ -86,11 +86,11 @@ def corrected(backend, how, *, metric="IP", gate=None):
     store = backend.store()
     if how == "born":
         return migrate(
-            store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8), gate=gate))
+            store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8), gate=gate))
         ).target
     enable(
         store,
-        plan_enable(store, name, Recipe(BANK, estimator=NNN(8), gate=gate)),
+        plan_correction(store, name, Recipe(BANK, estimator=NNN(8), gate=gate), Beside()),
         client_ttl=0,
     )
     return name
@@ -171,7 +171,7 @@ def test_hybrid_search_sends_parts_too(lite):
     )
     store = lite.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)), field="vector")
+        store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8)), field="vector")
     ).target
     requests = [AnnSearchRequest(list(QUERIES), field, {}, 10) for field in ("vector", "other")]
     arguments = (target, requests, RRFRanker(), 5)
@@ -215,7 +215,7 @@ def test_keys_that_the_server_makes_are_returned_in_order(lite):
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     client.insert(name, [{"vector": vector} for vector in ITEM_VECTORS])
     store = lite.store()
-    target = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
+    target = migrate(store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8)))).target
     answer = lite.hubness_client(below=Limited).insert(
         target, [{"vector": vector} for vector in NEW]
     )
@@ -270,7 +270,7 @@ def test_limits_are_kept_on_a_server(served, caplog):
     plain_collection(served.client(), plain, vectors(rng, 300, wide), "IP")
     store = served.store()
     bank = QueryBank(vectors(rng, 40, wide))
-    target = migrate(store, plan_migration(store, plain, Recipe(bank, estimator=NNN(8)))).target
+    target = migrate(store, plan_correction(store, plain, Recipe(bank, estimator=NNN(8)))).target
     many = vectors(rng, 122_000, wide)
     rows = [{"id": 1_000 + i, "vector": vector, "group": 0} for i, vector in enumerate(many)]
     assert served.client().insert(plain, rows)["insert_count"] == len(rows)

@@ -14,7 +14,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.errors import UnreadableFile
 from tests.support.galleries import METRICS, as_distance, plain_collection, similarity, vectors
@@ -90,7 +90,7 @@ def test_migrated(backend, metric):
     source, store = backend.name(), backend.store()
     plain_collection(backend.client(), source, items, metric)
     name = migrate(
-        store, plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
+        store, plan_correction(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
     ).target
     client = backend.hubness_client()
     assert_matched(client.match(name, queries, limit=3), queries, items, metric, 3)

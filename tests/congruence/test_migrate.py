@@ -17,6 +17,7 @@ from milvus_hubness import (
     CannotMigrate,
     CollectionExists,
     CollectionNotFound,
+    Copy,
     DimensionMismatch,
     EmptyCollection,
     HubnessClient,
@@ -34,7 +35,7 @@ from milvus_hubness import (
     clean,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     resume,
     rollback,
@@ -61,7 +62,7 @@ from tests.support.galleries import (
     single_queries,
     vectors,
 )
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 ON_SERVERS = {"metric": ["COSINE"]}
 
@@ -128,7 +129,7 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, monkeypatch, key,
 
     store = backend.store()
     stages = []
-    plan = plan_migration(store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)))
+    plan = plan_correction(store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)))
     assert plan.to_dict()["rows"] == count
     json.dumps(plan.to_dict())
     result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
@@ -207,7 +208,7 @@ def test_rows_without_direction_are_carried_over_counted_and_listed(backend, met
     plain_collection(client, name, items, metric)
     store = backend.store()
     result = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
+        store, plan_correction(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
     )
     assert result.invalid_keys == ((7, 20) if metric == "COSINE" else ())
     assert result.invalid == len(result.invalid_keys)
@@ -242,9 +243,10 @@ def test_a_chunk_of_several_pages_is_recorded_after_its_last_and_continued(lite)
             super().upsert(collection, batch, *args, **options)
 
     store = Narrow(client)
-    plan = plan_migration(store, name, Recipe(QueryBank(items[31:]), estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(QueryBank(items[31:]), estimator=NNN(4)))
     # As of a collection so large that a chunk is several pages.
-    plan = replace(plan, survey=replace(survey(store, plan.source, 24), page_rows=4))
+    small = replace(survey(store, plan.source, 24), page_rows=4)
+    plan = replace(plan, body=replace(plan.body, survey=small))
     store.fails_at = 9
     with pytest.raises(StoreError, match="broke"):
         migrate(store, plan, client_ttl=0.0)
@@ -277,7 +279,7 @@ def test_named_partitions_are_kept(backend):
         rows = [{"id": start + i, "vector": v, "group": 0} for i, v in enumerate(partition_items)]
         client.insert(name, rows, partition_name=partition)
     store = backend.store()
-    migrate(store, plan_migration(store, name, Recipe(QueryBank(items), estimator=NNN(4))))
+    migrate(store, plan_correction(store, name, Recipe(QueryBank(items), estimator=NNN(4))))
     for partition, wanted in (("north", range(20, 45)), ("south", range(45, 60))):
         rows = client.query(
             f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition]
@@ -307,10 +309,10 @@ def test_other_vector_fields_are_left_as_they_are(backend):
     )
     store = backend.store()
     with pytest.raises(InvalidInput, match="image, title"):
-        plan_migration(store, name, Recipe(QueryBank(images), estimator=NNN(4)))
+        plan_correction(store, name, Recipe(QueryBank(images), estimator=NNN(4)))
     migrate(
         store,
-        plan_migration(store, name, Recipe(QueryBank(images), estimator=NNN(4)), field="image"),
+        plan_correction(store, name, Recipe(QueryBank(images), estimator=NNN(4)), field="image"),
     )
     corrected = backend.hubness_client()
     target = f"{name}_hubness"
@@ -342,7 +344,7 @@ def test_nullable_and_default_values_survive(backend):
     ]
     keys = list(client.insert(name, rows)["ids"])
     store = backend.store()
-    migrate(store, plan_migration(store, name, Recipe(QueryBank(items), estimator=NNN(4))))
+    migrate(store, plan_correction(store, name, Recipe(QueryBank(items), estimator=NNN(4))))
     got = backend.hubness_client().get(f"{name}_hubness", keys)
     assert sorted(map(str, got)) == sorted(map(str, client.get(name, keys)))
     corrected = backend.hubness_client()
@@ -359,7 +361,7 @@ def finished(shared_backend):
     alias = shared_backend.name("live")
     client.create_alias(name, alias)
     store = shared_backend.store()
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias=alias))
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(alias=alias)))
     return client, name, bank, store, alias
 
 
@@ -382,7 +384,7 @@ def test_a_collection_of_another_database_is_migrated_there(served):
     plain_collection(client, name, items, "COSINE")
     client.create_alias(name, f"{name}_live")
     store = apart.store()
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(5))))
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(5))))
     cutover(store, name, alias=f"{name}_live")
     scores = similarity(bank.vectors[:3], items, "COSINE") - nnn(
         bank.vectors, items, "COSINE", 5, 0.75
@@ -404,7 +406,7 @@ def test_an_application_that_uses_the_real_name_is_moved_by_renaming(backend):
     backend.made.append(kept)
     store = backend.store()
     result = migrate(
-        store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), rename=True)
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(rename=True))
     )
     assert result.alias == name
     assert store.info(name).name == result.target
@@ -433,7 +435,9 @@ def test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is(lite
     store, alias = lite.store(), None if rename else lite.name("live")
     result = migrate(
         store,
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias=alias, rename=rename),
+        plan_correction(
+            store, name, Recipe(bank, estimator=NNN(4)), Copy(alias=alias, rename=rename)
+        ),
     )
     done = refresh(store, alias or name, QueryBank(bank.vectors[:20]))
     assert (done.former_copy, done.epoch) == (result.target, 2)
@@ -456,7 +460,7 @@ def test_the_old_collection_is_dropped_only_by_name_and_only_after_the_switch(li
     client, name, bank = small(lite)
     store, alias = lite.store(), lite.name("live")
     client.create_alias(name, alias)
-    result = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))))
+    result = migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))))
     with pytest.raises(WrongPhase):
         clean(store, name, drop=name)
     cutover(store, name, alias=alias)
@@ -492,7 +496,7 @@ def test_the_job_counts_the_writes_that_miss_the_copy_and_says_why(lite, monkeyp
 
     monkeypatch.setattr(state_cache, "bodies_of", denied)
     client, name, bank = small(lite)
-    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(lite.store(), name, Recipe(bank, estimator=NNN(4)))
     with pytest.raises(NotCaughtUp) as raised:
         migrate(restless(client, name, lite.client(writer)), plan)
     message = str(raised.value)
@@ -506,7 +510,7 @@ def test_writers_without_our_client_keep_the_switch_from_happening(lite):
     client, name, bank = small(lite)
     store, alias = lite.store(), lite.name("live")
     client.create_alias(name, alias)
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     migrate(store, plan)
     with pytest.raises(NotCaughtUp, match="that is no HubnessClient"):
         cutover(restless(client, name, client), name, alias=alias)
@@ -544,7 +548,7 @@ def test_no_pass_runs_after_rows_of_rising_keys_for_ever(lite):
             return super().scan_keys(*args, **options)
 
     store = Beset(client)
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     migrate(store, plan)
     verify(store, name)
     cutover(store, name, alias=alias)
@@ -555,7 +559,7 @@ def test_no_pass_runs_after_rows_of_rising_keys_for_ever(lite):
 def test_another_process_at_work_is_not_disturbed(lite):
     _, name, bank = small(lite)
     store = lite.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     migrate(store, plan)
     for held in (name, f"{name}_hubness"):
         with Lease(lite.store(), held), pytest.raises(LeaseHeld, match=str(os.getpid())):
@@ -567,7 +571,7 @@ def test_a_new_alias_is_made(lite):
     _, name, bank = small(lite)
     alias = lite.name("fresh")
     store = lite.store()
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias=alias))
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(alias=alias)))
     assert store.alias_target(alias) == f"{name}_hubness"
 
 
@@ -587,10 +591,10 @@ def test_plans_that_cannot_be(backend, change, error):
     before = collections(client)
     arguments = {"source": name, "bank": bank, "estimator": NNN(4), **change}
     with pytest.raises(error):
-        plan_migration(
+        plan_correction(
             backend.store(),
             arguments.pop("source"),
-            **as_recipe(arguments.pop("bank"), **arguments),
+            **as_plan(arguments.pop("bank"), **arguments),
         )
     assert collections(client) == before
 
@@ -600,17 +604,19 @@ def test_collections_that_cannot_be_migrated(finished, backend):
     empty = backend.name("empty")
     plain_collection(client, empty, np.empty((0, 8), np.float32), "IP")
     with pytest.raises(EmptyCollection):
-        plan_migration(store, empty, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, empty, Recipe(bank, estimator=NNN(4)))
     with pytest.raises(AlreadyCorrected):
-        plan_migration(store, f"{name}_hubness", Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, f"{name}_hubness", Recipe(bank, estimator=NNN(4)))
     with pytest.raises(CannotMigrate, match="query bank"):
-        plan_migration(store, f"{name}__bank", Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, f"{name}__bank", Recipe(bank, estimator=NNN(4)))
     with pytest.raises(AlreadyCorrected, match="was switched"):
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     with pytest.raises(CollectionExists):
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)), target=empty)
+        plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(target=empty))
     with pytest.raises(InvalidInput, match="not an alias"):
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)), target="other", alias=empty)
+        plan_correction(
+            store, name, Recipe(bank, estimator=NNN(4)), Copy(target="other", alias=empty)
+        )
     with pytest.raises(InvalidInput, match="corrected collection"):
         read_bank(store, f"collection:{name}_hubness")
     clash = backend.name("clash")
@@ -622,7 +628,7 @@ def test_collections_that_cannot_be_migrated(finished, backend):
     client.create_collection(clash, schema=schema, index_params=index)
     client.insert(clash, [{"id": 1, "vector": [1.0] * 8, "hubness_bias": 1.0}])
     with pytest.raises(CannotMigrate, match="hubness_bias"):
-        plan_migration(store, clash, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, clash, Recipe(bank, estimator=NNN(4)))
 
 
 def test_auto_id_is_refused_where_keys_cannot_be_kept(backend):
@@ -632,7 +638,7 @@ def test_auto_id_is_refused_where_keys_cannot_be_kept(backend):
     client.create_collection(name, dimension=8, auto_id=True)
     client.insert(name, [{"vector": [0.5] * 8}] * 3)
     with pytest.raises(CannotMigrate, match="auto_id"):
-        plan_migration(backend.store(), name, Recipe(QueryBank(np.ones((9, 8))), estimator=NNN(4)))
+        plan_correction(backend.store(), name, Recipe(QueryBank(np.ones((9, 8))), estimator=NNN(4)))
 
 
 class Failing(MilvusStore):
@@ -659,8 +665,10 @@ class Failing(MilvusStore):
 def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
     _, name, bank = small(lite)
     store, second = lite.store(), lite.name("second")
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))))
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), target=second))
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))))
+    migrate(
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(target=second))
+    )
     refresh(store, aliased(store, f"{name}_hubness"), QueryBank(bank.vectors[:30]))
     lite.hubness_client().insert(second, {"id": 900, "vector": bank.vectors[0], "group": 0})
     assert refresh(store, second).action == "none"
@@ -669,12 +677,14 @@ def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
 def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):
     client, name, bank = small(lite)
     store = lite.store()
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))))
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))))
     other = QueryBank(bank.vectors[:30])
-    plan = plan_migration(store, name, Recipe(other, estimator=NNN(4)), target=lite.name("second"))
+    plan = plan_correction(
+        store, name, Recipe(other, estimator=NNN(4)), Copy(target=lite.name("second"))
+    )
     with pytest.raises(StoreError):
         migrate(Failing(client, "upsert"), plan)
-    clean(store, plan.target, drop=plan.target)
+    clean(store, plan.body.target, drop=plan.body.target)
     counted = client.query(f"{name}__bank", output_fields=["count(*)"], consistency_level="Strong")
     assert counted[0]["count(*)"] == 40
 
@@ -683,12 +693,12 @@ def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):
 def test_writes_to_the_source_after_the_plan_arrive_too(backend):
     client, name, bank = small(backend)
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     client.upsert(name, [{"id": key, "vector": bank.vectors[0], "group": 1} for key in (555, 8)])
     client.delete(name, ids=[17])
     assert migrate(store, plan).rows == 60
     rows = backend.hubness_client().query(
-        plan.target, filter="id in [8, 17, 555]", output_fields=["group"]
+        plan.body.target, filter="id in [8, 17, 555]", output_fields=["group"]
     )
     assert {row["id"]: row["group"] for row in rows} == {8: 1, 555: 1}
 
@@ -753,7 +763,7 @@ def test_duplicates_in_the_source_are_told_and_copied_once(backend):
         pytest.skip("Milvus Lite replaces on insert: there are no duplicates")
     client.insert(name, {"id": 3, "vector": bank.vectors[0], "group": 1})
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     assert any("61 rows but 60 distinct keys" in remark for remark in plan.remarks)
     assert migrate(store, plan).rows == 60
 
@@ -768,7 +778,7 @@ def test_rows_that_come_and_go_while_the_keys_are_read_are_no_duplicates(lite, c
             return counts[1] if collection == name else super().count(collection)
 
     client, name, bank = small(lite)
-    plan = plan_migration(Counting(client), name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(Counting(client), name, Recipe(bank, estimator=NNN(4)))
     assert not any("distinct" in remark for remark in plan.remarks)
 
 
@@ -786,7 +796,7 @@ def test_large_rows_go_in_fitting_parts_on_a_server(served):
         client.insert(name, rows)
     store = served.store()
     result = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(items[:50]), estimator=NNN(4)))
+        store, plan_correction(store, name, Recipe(QueryBank(items[:50]), estimator=NNN(4)))
     )
     assert result.rows == 1_150
     [row] = client.get(result.target, 1_149)
@@ -802,8 +812,8 @@ def test_product_quantisation_gets_a_width_it_can_divide(backend):
         client, name, items, "IP", index_type="IVF_PQ", params={"nlist": 8, "m": 12, "nbits": 8}
     )
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(QueryBank(items[:50]), estimator=NNN(4)))
-    assert plan.layout.width % math.lcm(16, 12) == 0
+    plan = plan_correction(store, name, Recipe(QueryBank(items[:50]), estimator=NNN(4)))
+    assert plan.chosen.layout.width % math.lcm(16, 12) == 0
 
 
 def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
@@ -816,7 +826,7 @@ def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
     client.flush(name)
     store = lite.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)))
+        store, plan_correction(store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)))
     ).target
     exact = similarity(queries, items, "L2")
     nearest = np.argsort(-exact)[:, :10]
@@ -840,7 +850,11 @@ def test_a_plan_takes_arrays_and_refuses_a_bank_of_zeros(lite):
     rng, name = np.random.default_rng(8), lite.name()
     plain_collection(lite.client(), name, vectors(rng, 40, 8), "IP")
     bank, store = vectors(rng, 20, 8), lite.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4), target_bank=bank.tolist()))
-    assert plan.arguments["bank"] == plan.arguments["target_bank"] == QueryBank(bank).fingerprint
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4), target_bank=bank.tolist()))
+    assert (
+        plan.body.arguments["bank"]
+        == plan.body.arguments["target_bank"]
+        == QueryBank(bank).fingerprint
+    )
     with pytest.raises(ZeroVectors, match="has only zero vectors"):
-        plan_migration(store, name, Recipe(0 * bank, estimator=NNN(4)))
+        plan_correction(store, name, Recipe(0 * bank, estimator=NNN(4)))

@@ -20,7 +20,7 @@ from milvus_hubness import (
     clean,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     resume,
     rollback,
 )
@@ -31,7 +31,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.support.galleries import as_distance, nnn, similarity, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, K = 8, 60, 4
 OURS = {LEDGER, "hubness_state"}
@@ -52,8 +52,8 @@ class Small:
 
     def plan(self, **options):
         estimator = options.pop("estimator", NNN(K))
-        return plan_migration(
-            self.store, self.name, **as_recipe(QueryBank(self.bank), estimator=estimator, **options)
+        return plan_correction(
+            self.store, self.name, **as_plan(QueryBank(self.bank), estimator=estimator, **options)
         )
 
     def row(self, number, vector, group=0):
@@ -322,14 +322,14 @@ def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
     plan, store = small.plan(), small.store
     with pytest.raises(error):
         migrate(database.store(Failing), plan)
-    clean(store, small.name, drop=plan.target)
+    clean(store, small.name, drop=plan.body.target)
     assert database.database.collections() - OURS == before - OURS
     assert database.database.described(small.name) == described
     assert small.name not in {each.source for each in Ledger(store).migrations()}
     with pytest.raises(error):
         migrate(database.store(Failing), plan)
     assert migrate(store, plan).rows == ITEMS
-    small.assert_corrected(plan.target)
+    small.assert_corrected(plan.body.target)
 
 
 @pytest.mark.lite_only
@@ -376,7 +376,7 @@ def test_a_copy_begun_otherwise_can_be_begun_anew(database):
     small = Small(database)
     with pytest.raises(StoreError):
         migrate(database.store(Breaking), small.plan())
-    other = plan_migration(
+    other = plan_correction(
         small.store, small.name, Recipe(QueryBank(small.bank[:30]), estimator=NNN(K))
     )
     [remark] = [remark for remark in other.remarks if "other options" in remark]

@@ -7,13 +7,14 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Copy,
     QueryBank,
     Recipe,
     StoreError,
     WrongPhase,
     clean,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     resume,
     rollback,
@@ -134,8 +135,8 @@ def test_so_does_one_whose_dual_writes_another_migration_has_ended(lite):
             raise StoreError("killed")
 
     with pytest.raises(StoreError):
-        migrate(Killed(lite.client()), plan_migration(store, name, recipe, alias=alias))
-    migrate(store, plan_migration(store, name, recipe, target=f"{name}_second"))
+        migrate(Killed(lite.client()), plan_correction(store, name, recipe, Copy(alias=alias)))
+    migrate(store, plan_correction(store, name, recipe, Copy(target=f"{name}_second")))
     client.upsert(alias, [{"id": 9001, "vector": items[0], "group": 1}])
     resume(store, f"{name}_hubness")
     assert store.alias_target(alias) == f"{name}_hubness", "the alias of the killed run"

@@ -5,6 +5,8 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     CorrectionConfig,
     InvalidInput,
     MigrationOptions,
@@ -13,8 +15,7 @@ from milvus_hubness import (
     WithDemand,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.codec.layout import Layout
@@ -46,7 +47,7 @@ def test_the_default_method_counts_it_once_too(database):
 def assert_counts_once(database, estimator):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=estimator))
+    plan = plan_correction(store, source, Recipe(QueryBank(LOG), estimator=estimator))
     name = migrate(store, plan, ALONE).target
 
     bank = stored_bank(store, name).queries
@@ -72,7 +73,7 @@ def assert_counts_once(database, estimator):
 def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)))
+    plan = plan_correction(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)))
     name = aliased(store, migrate(store, plan, ALONE).target)
     before = stored_bank(store, name)
 
@@ -92,7 +93,9 @@ def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
 def test_biases_beside_the_vectors_have_groups_too(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    enable(store, plan_enable(store, source, Recipe(QueryBank(LOG), estimator=NNN(8))))
+    enable(
+        store, plan_correction(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)), Beside())
+    )
     bank = stored_bank(store, source).queries
     assert np.bincount(bank.groups).max() > REPEATS
 
@@ -105,7 +108,7 @@ def test_the_demand_of_the_bank_is_a_prior_and_gives_way_to_another(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
     wanted = np.repeat(np.arange(150), np.r_[np.full(15, 30), np.ones(135, int)])
-    plan = plan_migration(store, source, QueryBank(OTHERS[wanted]))
+    plan = plan_correction(store, source, QueryBank(OTHERS[wanted]))
     name = aliased(store, migrate(store, plan, ALONE).target)
     by_default = method_of(store, name)
     assert by_default["name"] == "WithDemand"
@@ -133,7 +136,7 @@ def test_the_demand_of_the_bank_is_a_prior_and_gives_way_to_another(database):
 def test_any_method_takes_the_demand_of_the_bank(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8), prior="bank"))
+    plan = plan_correction(store, source, Recipe(QueryBank(LOG), estimator=NNN(8), prior="bank"))
     assert plan.chosen.estimator == WithDemand((NNN(8),))
     name = migrate(store, plan, ALONE).target
     stored = method_of(store, name)
@@ -141,7 +144,9 @@ def test_any_method_takes_the_demand_of_the_bank(database):
 
     # The answer of the popular query gains against the same method without demand.
     scores = database.scores(name, POPULAR, len(ITEMS))
-    plan = plan_migration(store, source, Recipe(QueryBank(LOG), estimator=NNN(8)), target="plain")
+    plan = plan_correction(
+        store, source, Recipe(QueryBank(LOG), estimator=NNN(8)), Copy(target="plain")
+    )
     neutral = database.scores(migrate(store, plan, ALONE).target, POPULAR, len(ITEMS))
     gains = {key: scores[key] - neutral[key] for key in neutral}
     assert max(gains, key=gains.get) == max(neutral, key=neutral.get)

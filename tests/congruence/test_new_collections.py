@@ -10,6 +10,7 @@ from milvus_hubness import (
     CSLS,
     NNN,
     BankTooSmall,
+    Beside,
     Blend,
     CorrectionConfig,
     DimensionMismatch,
@@ -20,8 +21,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     diagnose,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
     tune,
@@ -295,6 +295,14 @@ def test_a_bank_is_anything_like_an_array(lite, rng):
     plain = lite.name("plain")
     plain_collection(lite.client(), plain, items, "IP")
     assert (
-        len(plan_migration(store, plain, Recipe(bank.tolist(), target_bank=bank)).chosen.bank) == 60
+        len(plan_correction(store, plain, Recipe(bank.tolist(), target_bank=bank)).chosen.bank)
+        == 60
     )
-    assert len(plan_enable(store, plain, Recipe(bank.tolist(), target_bank=bank)).chosen.bank) == 60
+    assert (
+        len(
+            plan_correction(
+                store, plain, Recipe(bank.tolist(), target_bank=bank), Beside()
+            ).chosen.bank
+        )
+        == 60
+    )

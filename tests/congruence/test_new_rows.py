@@ -7,14 +7,15 @@ import pytest
 from pymilvus import DataType
 
 from milvus_hubness import (
+    Beside,
+    Copy,
     MigrationOptions,
     QueryBank,
     VerificationFailed,
     cutover,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     resume,
     rollback,
@@ -59,7 +60,7 @@ def new_rows(keys, seed=9):
 def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, keys):
     name, alias, bank = products(backend)
     store = backend.store()
-    plan = plan_migration(store, name, bank, alias=alias)
+    plan = plan_correction(store, name, bank, Copy(alias=alias))
     migrate(store, plan)
     backend.hubness_client().insert(alias, new_rows(keys))
     rollback(store, alias)
@@ -74,7 +75,7 @@ def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, k
 def test_a_new_row_between_verification_and_cutover_is_no_fault(lite):
     name, alias, bank = products(lite)
     store = lite.store()
-    migrate(store, plan_migration(store, name, bank))
+    migrate(store, plan_correction(store, name, bank))
     lite.hubness_client().insert(name, new_rows(["AA-1"]))
     assert verify(store, name).rows == ITEMS + 1
     assert cutover(store, name, alias=alias).phase == "switched"
@@ -84,7 +85,7 @@ def test_a_new_row_between_verification_and_cutover_is_no_fault(lite):
 def test_a_full_refresh_computes_their_biases_by_the_formula(lite):
     name, alias, bank = products(lite)
     store, client = lite.store(), lite.hubness_client()
-    migrate(store, plan_migration(store, name, bank, alias=alias))
+    migrate(store, plan_correction(store, name, bank, Copy(alias=alias)))
     client.insert(alias, new_rows(["AA-1"]))
 
     def epoch():
@@ -101,7 +102,7 @@ def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
     """The sample is random: in the end it has every row, and not only the first ones of some chunks."""
     name, _, bank = products(lite)
     store, client = lite.store(), lite.client()
-    target = migrate(store, plan_migration(store, name, bank)).target
+    target = migrate(store, plan_correction(store, name, bank)).target
     state = store.info(target).state
     client.load_collection(target)
     [row] = client.query(target, filter='sku == "P-0299"', output_fields=["*"])
@@ -136,7 +137,7 @@ def test_inserts_without_an_end_do_not_end_enable(lite, monkeypatch):
     """Each pass of the check meets rows that were inserted since the last one."""
     name, _, bank = products(lite)
     store, client, numbers = lite.store(), lite.hubness_client(), count()
-    plan = plan_enable(store, name, bank)
+    plan = plan_correction(store, name, bank, Beside())
     wait_visible = Entries.wait_visible
 
     def visible_and_more(entries, *args):

@@ -15,14 +15,15 @@ from qdrant_client.http.exceptions import ResponseHandlingException
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     MigrationOptions,
     QueryBank,
     Recipe,
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -34,7 +35,7 @@ from milvus_hubness.jobs.refresh import beside as refreshing
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
-from tests.support.beside import ALPHA, DIM, ITEMS, Beside, K, take_back
+from tests.support.beside import ALPHA, DIM, ITEMS, CorrectedBeside, K, take_back
 from tests.support.databases import OnMilvus
 from tests.support.galleries import vectors
 
@@ -43,19 +44,19 @@ METHOD = NNN(K, ALPHA)
 
 @pytest.fixture
 def beside(database):
-    return Beside(database)
+    return CorrectedBeside(database)
 
 
 @pytest.fixture
 def on_milvus(lite):
-    return Beside(OnMilvus.of(lite))
+    return CorrectedBeside(OnMilvus.of(lite))
 
 
 @pytest.fixture
 def on_qdrant(database):
     if not database.kind.startswith("qdrant"):
         pytest.skip("about Qdrant's own calls")
-    return Beside(database)
+    return CorrectedBeside(database)
 
 
 def row_of(beside, number, vector):
@@ -68,7 +69,9 @@ def seen(beside):
 
 
 def enabled(beside, bank, **options):
-    plan = plan_enable(beside.store, beside.name, Recipe(QueryBank(bank), estimator=METHOD))
+    plan = plan_correction(
+        beside.store, beside.name, Recipe(QueryBank(bank), estimator=METHOD), Beside()
+    )
     enable(beside.store, plan, **{"client_ttl": 0.0, **options})
 
 
@@ -250,8 +253,8 @@ def test_gates_of_two_fields_with_one_bank_are_two_lists(lite):
     answers = []
     for field in items:
         recipe = Recipe(QueryBank(bank), estimator=METHOD, gate=1)
-        plan = plan_enable(store, name, recipe, field=field)
-        database.made += plan.sides
+        plan = plan_correction(store, name, recipe, Beside(), field=field)
+        database.made += plan.body.sides
         enable(store, plan, client_ttl=0.0)
         answers.append(found())
     assert answers[0] == answers[1]
@@ -269,7 +272,7 @@ def test_gates_of_two_profiles_with_one_bank_are_two_lists(lite):
     database.made += [f"{name}__bank", f"{name}_hubness", f"{name}_hubness_r2"]
     store = database.store()
     recipe = Recipe(QueryBank(bank), estimator=METHOD, gate=1)
-    plan = plan_migration(store, name, recipe, alias=f"{name}_live")
+    plan = plan_correction(store, name, recipe, Copy(alias=f"{name}_live"))
     migrate(store, plan, options=MigrationOptions(client_ttl=0.0))
     further = Recipe(QueryBank(bank), estimator=NNN(8, 1.0), gate=3)
     refresh(store, f"{name}_live", further, profile="second", client_ttl=0.0, force=True)
@@ -383,7 +386,7 @@ class Sharing:
     """Two collections with one bank collection; the bank of one is about to be dropped by the other's job."""
 
     def __init__(self, database):
-        self.one = Beside(database)
+        self.one = CorrectedBeside(database)
         self.database, self.store = database, database.store()
         self.items = vectors(self.one.rng, ITEMS, DIM)
         self.keys = [database.key(i) for i in range(ITEMS)]
@@ -395,7 +398,7 @@ class Sharing:
     def enabled(self, bank):
         shared = self.one.state.profile.bank.collection
         recipe = Recipe(QueryBank(bank), estimator=METHOD)
-        plan = plan_enable(self.store, self.name, recipe, bank_collection=shared)
+        plan = plan_correction(self.store, self.name, recipe, Beside(), bank_collection=shared)
         enable(self.store, plan, client_ttl=0.0)
 
     def drop(self):
@@ -446,7 +449,9 @@ def test_what_another_job_has_made_is_not_undone(beside, monkeypatch):
             patch,
             Entries,
             "put",
-            lambda: enable(store, plan_enable(store, beside.name, recipe), client_ttl=0.0),
+            lambda: enable(
+                store, plan_correction(store, beside.name, recipe, Beside()), client_ttl=0.0
+            ),
             wakes_with=ServerUnavailable("the connection was closed"),
         )
         woken = once(patch, Entries, "put", job.wake)
@@ -497,7 +502,7 @@ def test_a_vector_whose_name_is_a_number_has_keys_of_its_own(on_qdrant):
     database.made += [f"{name}__bank"]
     for field in items:
         recipe = Recipe(QueryBank(on_qdrant.old), estimator=METHOD)
-        enable(store, plan_enable(store, name, recipe, field=field), client_ttl=0.0)
+        enable(store, plan_correction(store, name, recipe, Beside(), field=field), client_ttl=0.0)
     ours = database.application()._client
     query = on_qdrant.queries[0].tolist()
 

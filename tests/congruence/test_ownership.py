@@ -13,6 +13,7 @@ from pymilvus import AnnSearchRequest, MilvusException, RRFRanker
 
 from milvus_hubness import (
     NNN,
+    Beside,
     HubnessError,
     NotCorrected,
     QueryBank,
@@ -21,8 +22,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.common.adopt import adopt
@@ -83,7 +83,9 @@ class Enabled:
         )
         enable(
             self.store,
-            plan_enable(self.store, self.name, Recipe(bank_of(seed), estimator=NNN(K))),
+            plan_correction(
+                self.store, self.name, Recipe(bank_of(seed), estimator=NNN(K)), Beside()
+            ),
         )
         start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
@@ -240,7 +242,7 @@ def serve_once(world):
 
 def migrated(store, name):
     migrate(
-        store, plan_migration(store, name, Recipe(bank_of(3), estimator=NNN(K))), no_writers=True
+        store, plan_correction(store, name, Recipe(bank_of(3), estimator=NNN(K))), no_writers=True
     )
 
 
@@ -372,9 +374,9 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     enabled, client, former, now, queries, before = renamed
     store, plain = enabled.store, enabled.plain
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
-    plan = plan_enable(store, former, Recipe(bank_of(15), estimator=NNN(K)))
-    enabled.backend.made += plan.sides
-    assert not {*plan.sides} & {enabled.side, enabled.samples}
+    plan = plan_correction(store, former, Recipe(bank_of(15), estimator=NNN(K)), Beside())
+    enabled.backend.made += plan.body.sides
+    assert not {*plan.body.sides} & {enabled.side, enabled.samples}
     enable(store, plan)
     of_the_new = first_ten(client, former, queries)
     assert first_ten(client, now, queries) == before

@@ -7,6 +7,7 @@ from milvus_hubness import (
     NNN,
     CollectionExists,
     CollectionNotFound,
+    Copy,
     MigrationOptions,
     NoMigration,
     QueryBank,
@@ -16,7 +17,7 @@ from milvus_hubness import (
     clean,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     resume,
     rollback,
 )
@@ -54,8 +55,11 @@ class Migrated:
             "alias": self.alias if switched and not rename else None,
             "rename": switched and rename,
         }
-        plan = plan_migration(
-            self.store, self.name, Recipe(self.bank, estimator=NNN(4)), restart=restart, **names
+        plan = plan_correction(
+            self.store,
+            self.name,
+            Recipe(self.bank, estimator=NNN(4)),
+            Copy(restart=restart, **names),
         )
         return migrate(self.store, plan, ALONE)
 
@@ -298,7 +302,7 @@ def test_a_clean_that_is_killed_before_it_ends_dual_writes_leaves_them_whole(lit
     """A property that still names the copy, and a ledger that refuses it, would let clients' writes fail."""
     world = Migrated(lite)
     clean(world.store, world.name, drop=world.target)
-    plan = plan_migration(world.store, world.name, Recipe(world.bank, estimator=NNN(4)))
+    plan = plan_correction(world.store, world.name, Recipe(world.bank, estimator=NNN(4)))
     migrate(world.store, plan, client_ttl=0.0)
     assert world.store.info(world.name).dual_write is not None
 

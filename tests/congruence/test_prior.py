@@ -9,14 +9,14 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    Beside,
     InvalidInput,
     InvalidParameter,
     QueryBank,
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -27,7 +27,7 @@ from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, LAMBDA = 12, 100, 0.3
 
@@ -60,13 +60,13 @@ class Shop:
 
     def migrate(self, **options):
         options = {"prior": FIELD, "prior_weight": LAMBDA, **options}
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
-            **as_recipe(QueryBank(self.bank), **{"estimator": NNN(8), **options}),
+            **as_plan(QueryBank(self.bank), **{"estimator": NNN(8), **options}),
         )
         target = migrate(self.store, plan).target
-        self.name = plan.alias or aliased(self.store, target)
+        self.name = plan.body.request.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -191,8 +191,8 @@ def test_a_refresh_reads_the_values_again(shop):
 def test_the_source_takes_over_again_unchanged(shop):
     plan = shop.migrate(alias=shop.database.name("live"))
     client = shop.database.application()
-    client.upsert(plan.alias, [shop.row(7, **{FIELD: 77})])
-    done = rollback(shop.store, plan.alias)
+    client.upsert(plan.body.request.alias, [shop.row(7, **{FIELD: 77})])
+    done = rollback(shop.store, plan.body.request.alias)
     assert done.carried == 1
     values = shop.store.values(shop.source, FIELD, shop.keys)
     assert [values[key] for key in shop.keys[:8]] == [
@@ -346,7 +346,7 @@ def test_jobs_take_the_prior_that_tune_chose(shop):
         shop.store.write_property(shop.name, TUNING_PROPERTY, Verdicts(records=(record,)))
 
     tune(LAMBDA)
-    own = plan_migration(shop.store, shop.source, Recipe(QueryBank(shop.bank), estimator=NNN(4)))
+    own = plan_correction(shop.store, shop.source, Recipe(QueryBank(shop.bank), estimator=NNN(4)))
     assert own.to_dict()["prior"] is None, "a method of the caller's own comes without"
     plan = shop.migrate(prior=None, prior_weight=None, estimator=None)
     assert plan.to_dict()["prior"]["weight"] == LAMBDA
@@ -363,8 +363,8 @@ def test_a_copy_that_a_refresh_makes_has_the_new_values(shop):
     plan = shop.migrate(alias=shop.database.name("live"))
     shop.clicks = shop.clicks[::-1].copy()
     shop.set_clicks()
-    done = refresh(shop.store, plan.alias, client_ttl=0)
-    assert (done.action, done.former_copy) == ("full", plan.target)
+    done = refresh(shop.store, plan.body.request.alias, client_ttl=0)
+    assert (done.action, done.former_copy) == ("full", plan.body.target)
     shop.assert_stored(shop.clicks)
 
 
@@ -394,8 +394,10 @@ def test_biases_in_payloads_have_the_prior_too(shop, found):
     if not found[0].startswith("qdrant"):
         pytest.skip("payloads are Qdrant's")
     options = {"prior": FIELD, "prior_weight": LAMBDA}
-    plan = plan_enable(
-        shop.store, shop.source, **as_recipe(QueryBank(shop.bank), estimator=NNN(8), **options)
+    plan = plan_correction(
+        shop.store,
+        shop.source,
+        **as_plan(QueryBank(shop.bank), Beside, estimator=NNN(8), **options),
     )
     assert plan.to_dict()["prior"]["field"] == FIELD
     enable(shop.store, plan, client_ttl=0)

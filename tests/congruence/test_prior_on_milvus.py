@@ -6,20 +6,20 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CorrectionConfig,
     InvalidInput,
     MilvusStore,
     QueryBank,
     Recipe,
     enable,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from tests.support.galleries import nnn, plain_collection, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, LAMBDA = 12, 60, 0.3
 
@@ -64,7 +64,9 @@ def test_biases_outside_the_vectors_have_the_prior_too(backend, world):
 
     store = backend.store()
     options = {"prior": "clicks", "prior_weight": LAMBDA}
-    plan = plan_enable(store, name, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
+    plan = plan_correction(
+        store, name, **as_plan(QueryBank(bank), Beside, estimator=NNN(8), **options)
+    )
     assert plan.to_dict()["prior"]["field"] == "clicks"
     enable(store, plan, client_ttl=0)
     np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
@@ -137,7 +139,7 @@ def test_a_field_that_holds_no_numbers_is_refused(backend, world):
         "salse": "has no field 'salse'",
     }.items():
         with pytest.raises(InvalidInput, match=message):
-            plan_migration(backend.store(), name, Recipe(QueryBank(bank), prior=prior))
+            plan_correction(backend.store(), name, Recipe(QueryBank(bank), prior=prior))
     assert sorted(client.list_collections()) == before
 
 
@@ -149,7 +151,9 @@ def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
     client.upsert(name, rows_of(world))
     store, ours = backend.store(), backend.hubness_client()
     options = {"prior": "clicks", "prior_weight": LAMBDA}
-    plan = plan_enable(store, name, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
+    plan = plan_correction(
+        store, name, **as_plan(QueryBank(bank), Beside, estimator=NNN(8), **options)
+    )
     enable(store, plan, client_ttl=0)
     side = store.info(name).state.codec.sides[1]
 

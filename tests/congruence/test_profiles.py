@@ -7,12 +7,13 @@ from pymilvus import AnnSearchRequest, RRFRanker
 from milvus_hubness import (
     CSLS,
     NNN,
+    Beside,
     InvalidInput,
     InvalidParameter,
     QueryBank,
     Recipe,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -163,7 +164,10 @@ def test_rows_beside_their_biases_may_wait_too(lite):
     plain_collection(lite.client(), name, items, "IP")
     store = lite.store()
     enable(
-        store, plan_enable(store, name, Recipe(QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)))
+        store,
+        plan_correction(
+            store, name, Recipe(QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)), Beside()
+        ),
     )
     lite.hubness_client().insert(name, [{"id": 60, "vector": items[0], "group": 0}], bias="pending")
     assert status(store, name).pending == 1

@@ -8,11 +8,12 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Copy,
     CorrectionConfig,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.store.records import VectorField
@@ -59,7 +60,8 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
     plain_collection(backend.client(), name, items, metric)
     store = backend.store()
     done = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(K)), alias=alias)
+        store,
+        plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(K)), Copy(alias=alias)),
     )
     layout = store.info(done.target).state.layout
     assert (layout.spread, layout.anchor) == (SPREAD, 0)

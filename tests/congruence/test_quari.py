@@ -10,6 +10,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Beside,
     GloballyCorrected,
     LinearMaps,
     QuariReranker,
@@ -17,8 +18,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.settings import QuariConfig
@@ -57,11 +57,13 @@ class World:
         plain_collection(backend.client(), self.name, self.items, metric)
         store = backend.store()
         if reranking:
-            plan = plan_enable(store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
+            plan = plan_correction(
+                store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)), Beside()
+            )
             backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
             enable(store, plan)
         else:
-            plan = plan_migration(store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
+            plan = plan_correction(store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
             self.name = migrate(store, plan).target
         self.client = backend.hubness_client()
         self.network = trained()

@@ -6,13 +6,16 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     InvalidInput,
+    InvalidParameter,
     Judgements,
     QueryBank,
     Recipe,
+    enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.estimators import from_dict
@@ -48,8 +51,8 @@ def tuned(shared_lite):
 def test_every_job_follows_a_recipe_alike(tuned, words):
     store, name, bank, _ = tuned
     recipe = Recipe(bank, **words)
-    copied = plan_migration(store, name, recipe).chosen
-    beside = plan_enable(store, name, recipe).chosen
+    copied = plan_correction(store, name, recipe).chosen
+    beside = plan_correction(store, name, recipe, Beside()).chosen
     assert (copied.estimator, copied.strength, copied.gate) == (
         beside.estimator,
         beside.strength,
@@ -64,7 +67,7 @@ def test_a_refresh_follows_a_recipe_as_a_migration_does(tuned, lite):
     store, name, bank, _ = tuned
     first = Recipe(QueryBank(bank.vectors[:60]), estimator=NNN(4), verdict="skip")
     target = lite.name("followed")
-    migrate(store, plan_migration(store, name, first, target=target), ALONE)
+    migrate(store, plan_correction(store, name, first, Copy(target=target)), ALONE)
     live = aliased(store, target)
     assert store.info(live).state_of(None).profile.gate is None
 
@@ -80,13 +83,29 @@ def test_a_refresh_follows_a_recipe_as_a_migration_does(tuned, lite):
 def test_biases_beside_are_compared_by_no_kind(tuned):
     store, name, bank, _ = tuned
     with pytest.raises(InvalidInput, match="leave the kinds out, or migrate the collection"):
-        plan_enable(store, name, Recipe(bank, kind="auto"))
+        plan_correction(store, name, Recipe(bank, kind="auto"), Beside())
 
 
 def test_a_recipe_without_a_bank_says_so(tuned):
     store, name, bank, _ = tuned
-    for plan in (plan_migration, plan_enable):
+    for body in (Copy(), Beside()):
         with pytest.raises(
             InvalidInput, match=f"'{name}' has no reference queries yet: pass a bank"
         ):
-            plan(store, name, replace(Recipe(bank), bank=None))
+            plan_correction(store, name, replace(Recipe(bank), bank=None), body)
+
+
+@pytest.mark.parametrize(
+    ("body", "job", "right"), [(Beside(), migrate, "enable"), (Copy(), enable, "migrate")]
+)
+def test_a_plan_of_another_job_is_refused_in_one_line(tuned, body, job, right):
+    store, name, bank, _ = tuned
+    plan = plan_correction(store, name, bank, body)
+    wrong = job.__name__
+    with pytest.raises(
+        InvalidParameter,
+        match=f"^the plan for '{name}' cannot be carried out by {wrong}: pass it to {right}$",
+    ):
+        job(store, plan)
+    assert not store.info(name).states
+    assert not store.exists(f"{name}_hubness")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pymilvus import DataType
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
 from tests.support.real_data import load_task, needs_real_data, reference
 
 BATCH = 1_000
@@ -51,7 +51,7 @@ def test_recall_through_milvus_is_the_references_on_real_data(backend, name, met
         client.insert(collection, rows[start : start + 2_000])
     client.flush(collection)
     store = backend.store()
-    plan = plan_migration(
+    plan = plan_correction(
         store,
         collection,
         Recipe(QueryBank(task.bank, groups=np.arange(len(task.bank))), estimator=NNN(32, 0.75)),

@@ -7,14 +7,14 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     InvalidInput,
     Judgements,
     QueryBank,
     Recipe,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -24,7 +24,7 @@ from milvus_hubness.reports.explain import explain_query, explain_row, list_hubs
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection
 from tests.support.mixed_kinds import mixed_kinds
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 pytestmark = pytest.mark.beyond_contract
 
@@ -70,7 +70,7 @@ class Shop:
         self.store.write_property(self.name, TUNING_PROPERTY, Verdicts(records=tuple(records)))
 
     def plan(self, **options):
-        return plan_migration(self.store, self.name, **as_recipe(self.bank, **options))
+        return plan_correction(self.store, self.name, **as_plan(self.bank, **options))
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(backend, m
 def test_enable_says_that_a_choice_with_kinds_takes_a_copy(lasting):
     shop = lasting
     shop.keep({"kind": "modality", "kind_tried": "modality"})
-    plan = plan_enable(shop.store, shop.name, Recipe(shop.bank, verdict="warn"))
+    plan = plan_correction(shop.store, shop.name, Recipe(shop.bank, verdict="warn"), Beside())
     advice = "pass --kind modality to migrate"
     assert any(remark.endswith(advice) for remark in plan.remarks)
     assert plan.to_dict()["estimator"]["name"] != "NNN"

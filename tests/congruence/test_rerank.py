@@ -11,7 +11,7 @@ from milvus_hubness import (
     Recipe,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.state import CollectionState
@@ -32,7 +32,7 @@ class Gated:
         self.source = backend.name()
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, self.source, Recipe(QueryBank(self.bank), estimator=NNN(8), gate=1)
         )
         self.name = aliased(self.store, migrate(self.store, plan).target)
@@ -133,7 +133,7 @@ def test_rows_that_come_before_the_cutover_are_activated(lite):
     source, store, rng = lite.name(), lite.store(), np.random.default_rng(2)
     items, bank = vectors(rng, 40, DIM), vectors(rng, 20, DIM)
     plain_collection(lite.client(), source, items, "IP")
-    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4), gate=1))
+    plan = plan_correction(store, source, Recipe(QueryBank(bank), estimator=NNN(4), gate=1))
     target = migrate(store, plan).target
     lite.client().insert(source, [{"id": 40, "vector": 3 * bank[0], "group": 0}])
     cutover(store, source, alias=f"{source}_live")
@@ -174,14 +174,16 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
     gated = Gated(lite, "IP")
     other = lite.name()
     plain_collection(lite.client(), other, gated.items[::-1].copy(), "IP")
-    plan = plan_migration(
+    plan = plan_correction(
         gated.store,
         other,
         Recipe(QueryBank(gated.bank), estimator=NNN(8), gate=1),
         bank_collection=f"{gated.source}__bank",
     )
     migrate(gated.store, plan)
-    references = [gated.store.info(name).state.profile.bank for name in (gated.name, plan.target)]
+    references = [
+        gated.store.info(name).state.profile.bank for name in (gated.name, plan.body.target)
+    ]
     assert references[0].generation == references[1].generation
     mirrored = {ITEMS - 1 - item for item in gated.activated(gated.bank)}
     assert gated.store.load_bank(references[1]).activated == mirrored

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import (
+    Beside,
     CollectionNotFound,
     EmptyBank,
     InvalidInput,
@@ -16,8 +17,7 @@ from milvus_hubness import (
     diagnose,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     tune,
 )
@@ -112,7 +112,7 @@ def test_a_bank_of_samples_is_the_bank_of_a_file(lite, plain, rng, tmp_path):
 
     done = migrate(
         store,
-        plan_migration(store, plain, Recipe(bank, verdict="skip")),
+        plan_correction(store, plain, Recipe(bank, verdict="skip")),
         MigrationOptions(no_writers=True),
     )
     lite.made += [done.target, f"{done.target}__query_samples_vector", f"{plain}__bank"]
@@ -137,7 +137,7 @@ def test_a_field_that_is_corrected_in_place_stays_sampled(lite, plain, rng):
     client.close()
     bank = sampled_bank(store, plain)
     lite.made.append(f"{plain}__bank")
-    enable(store, plan_enable(store, plain, Recipe(bank, verdict="skip")))
+    enable(store, plan_correction(store, plain, Recipe(bank, verdict="skip"), Beside()))
     assert list_samplings(store, plain)[0].samples == 60
 
     client = lite.hubness_client()
@@ -199,11 +199,11 @@ def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_
     assert looked.tuning.bank_size == len(bank)
 
     for plan in (
-        plan_migration(store, plain, Recipe(named, verdict="skip")),
-        plan_enable(store, plain, Recipe(named, verdict="skip")),
+        plan_correction(store, plain, Recipe(named, verdict="skip")),
+        plan_correction(store, plain, Recipe(named, verdict="skip"), Beside()),
     ):
         assert as_set(plan.chosen.bank.vectors) == as_set(bank.vectors)
-    migrate(store, plan_migration(store, plain, Recipe(bank, verdict="skip")), no_writers=True)
+    migrate(store, plan_correction(store, plain, Recipe(bank, verdict="skip")), no_writers=True)
     other = f"collection:{stored_queries}"
     live = aliased(store, f"{plain}_hubness")
     refresh(store, live, Recipe(other, verdict="skip"))
@@ -215,7 +215,7 @@ def test_a_bank_that_is_not_in_the_database_is_an_error(lite, plain):
     with pytest.raises(InvalidInput, match=r"no queries of .* are sampled"):
         tune(lite.store(), plain, "samples")
     with pytest.raises(CollectionNotFound):
-        plan_migration(lite.store(), plain, "collection:nowhere")
+        plan_correction(lite.store(), plain, "collection:nowhere")
 
 
 def test_sampling_stops_and_what_it_stored_goes(lite, plain, rng):

@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     MigrationOptions,
     NotCaughtUp,
@@ -12,8 +13,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
 from tests.support.galleries import plain_collection, vectors
@@ -40,13 +40,15 @@ def test_the_plan_counts_them_and_says_what_to_do(backend, names):
     client, name, bank, rows = exported(backend, names)
     store = backend.store()
     with pytest.raises(CannotMigrate) as refused:
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     for key in names:
         assert f"{key} (3 rows)" in str(refused.value)
     assert "delete these rows, and insert them without the keys" in str(refused.value)
     write_again(client, name, rows[-3:])
     assert (
-        migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).verified["rows"]
+        migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)))).verified[
+            "rows"
+        ]
         == ITEMS
     )
 
@@ -55,7 +57,9 @@ def test_the_plan_counts_them_and_says_what_to_do(backend, names):
 def test_a_side_collection_needs_no_such_names(backend):
     _, name, bank, _ = exported(backend, ["hubness_bias"])
     store = backend.store()
-    assert enable(store, plan_enable(store, name, Recipe(bank, estimator=NNN(4)))).side_collection
+    assert enable(
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside())
+    ).side_collection
     [row] = backend.hubness_client().query(
         name, filter=f"id == {ITEMS - 1}", output_fields=["hubness_bias"]
     )
@@ -67,7 +71,7 @@ def test_a_copy_that_does_not_catch_up_says_which_rows_and_fields(backend):
     """Such rows may also be written after the plan was made."""
     client, name, bank, rows = exported(backend, [])
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     client.upsert(name, {**rows[5], "hubness_epoch": 1})
     with pytest.raises(NotCaughtUp, match=r"the last 1, among them 5 \(differs in hubness_epoch\)"):
         migrate(store, plan, MigrationOptions(no_writers=True))

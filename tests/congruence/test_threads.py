@@ -12,7 +12,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from tests.support.aliases import aliased
@@ -31,7 +31,7 @@ class Shared:
         source = backend.name("threads")
         plain_collection(backend.client(), source, self.items, "IP")
         self.store = backend.store()
-        plan = plan_migration(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
+        plan = plan_correction(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
         self.name = aliased(self.store, migrate(self.store, plan).target)
         self.sets = [
             nnn(self.bank, self.items, "IP", 8, 0.75),

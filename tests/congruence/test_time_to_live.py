@@ -9,12 +9,12 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
+    Beside,
     QueryBank,
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -46,10 +46,14 @@ def corrected(backend, seconds, how="migrate"):
     """A corrected collection, with five rows that wait for a bias."""
     name, store = expiring(backend, seconds), backend.store()
     if how == "migrate":
-        target = migrate(store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8)))).target
+        target = migrate(store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8)))).target
         name = aliased(store, target)
     else:
-        enable(store, plan_enable(store, name, Recipe(BANK, estimator=NNN(8))), client_ttl=0)
+        enable(
+            store,
+            plan_correction(store, name, Recipe(BANK, estimator=NNN(8)), Beside()),
+            client_ttl=0,
+        )
     rows = [{"id": 1_000 + i, "vector": vector} for i, vector in enumerate(NEW)]
     backend.hubness_client().insert(name, rows, bias="pending")
     return name, store
@@ -93,9 +97,13 @@ def test_a_new_profile_is_refused_too(lite):
 
 
 def test_a_side_collection_needs_no_leave(lite):
-    plan = plan_enable(lite.store(), expiring(lite, LONG), Recipe(BANK, estimator=NNN(8)))
+    plan = plan_correction(
+        lite.store(), expiring(lite, LONG), Recipe(BANK, estimator=NNN(8)), Beside()
+    )
     assert any("rows expire after 86,400 s as before" in remark for remark in plan.remarks)
-    free = plan_enable(lite.store(), expiring(lite, 0), Recipe(BANK, estimator=NNN(8)))
+    free = plan_correction(
+        lite.store(), expiring(lite, 0), Recipe(BANK, estimator=NNN(8)), Beside()
+    )
     assert not any("expire" in remark for remark in free.remarks)
 
     name, store = corrected(lite, LONG, "enable")
@@ -105,12 +113,12 @@ def test_a_side_collection_needs_no_leave(lite):
 
 
 def test_plans_say_what_starts_anew(lite):
-    remarks = plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks
+    remarks = plan_correction(lite.store(), expiring(lite, LONG), BANK).remarks
     [said] = [remark for remark in remarks if "86,400 s" in remark]
     assert "--restart-ttl" in said
     assert not any(
         "expire" in remark
-        for remark in plan_migration(lite.store(), expiring(lite, 0), BANK).remarks
+        for remark in plan_correction(lite.store(), expiring(lite, 0), BANK).remarks
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CollectionNotFound,
     CorrectionNotRecommended,
     DimensionMismatch,
@@ -18,8 +19,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -104,10 +104,10 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert found.interval.low > 0
     kept = retrieval.kept(QueryBank(retrieval.bank))
     assert (kept.verdict, kept.strength) == (found.verdict, round(found.strength, 2))
-    plan = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
+    plan = plan_correction(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
     assert plan.to_dict()["estimator"] == kept.choice
     assert plan.chosen.strength == kept.strength
-    other = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
+    other = plan_correction(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
     assert other.to_dict()["estimator"]["name"] == "WithDemand"
     assert other.chosen.strength == 1.0
 
@@ -117,13 +117,13 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
     store, name = retrieval.store, retrieval.name
     retrieval.tune(name, choice={"name": "NNN", "k": 8}, strength=0.5)
     tune(store, name, other)
-    assert plan_migration(store, name, bank).to_dict()["estimator"]["name"] == "NNN"
-    verdict = plan_migration(store, name, bank).to_dict()["verdict"]
+    assert plan_correction(store, name, bank).to_dict()["estimator"]["name"] == "NNN"
+    verdict = plan_correction(store, name, bank).to_dict()["verdict"]
     assert (verdict["verdict"], verdict["choice"]["name"]) == ("apply", "NNN")
     assert verdict["tuned_at"].startswith("2999-01-01")
     [missing] = [
         remark
-        for remark in plan_enable(store, name, bank.vectors[:80]).remarks
+        for remark in plan_correction(store, name, bank.vectors[:80], Beside()).remarks
         if "verdict" in remark
     ]
     assert missing.startswith(
@@ -131,7 +131,7 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
     )
     assert not any(
         "verdict" in each
-        for each in plan_migration(
+        for each in plan_correction(
             store, name, Recipe(other.vectors[:80], estimator=NNN(4))
         ).remarks
     )
@@ -171,19 +171,19 @@ def test_advice_against_holds_until_forced(retrieval):
     )
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
-        plan = plan_migration(
+        plan = plan_correction(
             retrieval.store, retrieval.name, Recipe(bank, estimator=estimator, verdict="require")
         )
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             migrate(retrieval.store, plan)
     assert (
-        plan_migration(
+        plan_correction(
             retrieval.store, retrieval.name, Recipe(bank, verdict="warn")
         ).chosen.strength
         == 1.0
     )
     assert (
-        plan_migration(
+        plan_correction(
             retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])
         ).chosen.strength
         == 1.0
@@ -200,7 +200,7 @@ def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
             store, retrieval.name, recipe=Recipe(bank, estimator=estimator), judgements=judgements
         ).strength
 
-    assert strength() == plan_migration(store, retrieval.name, bank).chosen.strength == 0.35
+    assert strength() == plan_correction(store, retrieval.name, bank).chosen.strength == 0.35
     # The verdict is about another method, or against all of them.
     assert strength(NNN(8)) == 1.0
     retrieval.tune(retrieval.name, verdict="leave it alone", choice=None, strength=0.0)
@@ -210,7 +210,7 @@ def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
     retrieval.tune(retrieval.name, choice={"name": "NNN", "k": 8}, strength=0.5)
-    target = aliased(store, migrate(store, plan_migration(store, retrieval.name, bank)).target)
+    target = aliased(store, migrate(store, plan_correction(store, retrieval.name, bank)).target)
     client = retrieval.backend.hubness_client()
     query = [retrieval.queries[0]]
     by_default = client.search(target, data=query, limit=20)
@@ -240,7 +240,7 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
     if not store.exists(target):
         migrate(
             store,
-            plan_migration(
+            plan_correction(
                 store, retrieval.name, Recipe(QueryBank(retrieval.bank), verdict="warn")
             ),
         )
@@ -268,7 +268,7 @@ def test_reciprocity_is_by_the_metric_of_the_field(lite, metric):
     bank = QueryBank(queries[100:], groups=np.arange(200))
     target = migrate(
         store,
-        plan_migration(store, name, Recipe(bank, estimator=NNN(8, alpha=1.0), verdict="skip")),
+        plan_correction(store, name, Recipe(bank, estimator=NNN(8, alpha=1.0), verdict="skip")),
     ).target
     # Some repeat, and nobody has grouped them.
     shown = diagnose(store, target, QueryBank(np.vstack([searched, searched[:9]]))).reciprocity
@@ -341,9 +341,9 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
     assert finding.remedy
     unlabelled = tune(store, name, bank, replaces=True)
     assert unlabelled.reason.count("groups of near copies") == 1
-    assert "groups of near copies" in plan_migration(store, name, bank).chosen.verdict.reason
+    assert "groups of near copies" in plan_correction(store, name, bank).chosen.verdict.reason
     before = diagnose(store, name, recipe=bank, judgements=judged)
-    target = migrate(store, plan_migration(store, name, Recipe(bank, verdict="skip"))).target
+    target = migrate(store, plan_correction(store, name, Recipe(bank, verdict="skip"))).target
     after = diagnose(store, target, judgements=judged)
     for diagnosis in (before, after):
         assert diagnosis.bank.logged == 438
@@ -364,14 +364,14 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert told.gate == 1
 
     assert (
-        plan_migration(store, name, bank).chosen.gate,
-        plan_migration(store, name, Recipe(bank, gate=0)).chosen.gate,
+        plan_correction(store, name, bank).chosen.gate,
+        plan_correction(store, name, Recipe(bank, gate=0)).chosen.gate,
     ) == (1, None)
-    assert plan_migration(store, name, Recipe(bank, estimator=NNN(8))).chosen.gate is None
-    assert plan_enable(store, name, bank).chosen.gate == 1
-    assert plan_enable(store, name, Recipe(bank, gate=0)).chosen.gate is None
+    assert plan_correction(store, name, Recipe(bank, estimator=NNN(8))).chosen.gate is None
+    assert plan_correction(store, name, bank, Beside()).chosen.gate == 1
+    assert plan_correction(store, name, Recipe(bank, gate=0), Beside()).chosen.gate is None
     shown = diagnose(store, name, recipe=bank, judgements=judged).retrieval_after["R@1"]
-    target = aliased(store, migrate(store, plan_migration(store, name, bank)).target)
+    target = aliased(store, migrate(store, plan_correction(store, name, bank)).target)
 
     def found(strength=None):
         results = lite.hubness_client().search(
@@ -385,7 +385,7 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert diagnose(store, target, judgements=judged).retrieval_after["R@1"] == pytest.approx(
         found()
     )
-    enable(store, plan_enable(store, name, bank))
+    enable(store, plan_correction(store, name, bank, Beside()))
     assert store.info(name).state.profile.gate == 1
 
     gated = found()

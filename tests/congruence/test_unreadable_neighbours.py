@@ -10,6 +10,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     EmptyBank,
     QueryBank,
     Recipe,
@@ -19,8 +20,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -78,7 +78,9 @@ def enabled(database):
     database.made += [f"{name}__bias_a", f"{name}__bias_b"]
     enable(
         store,
-        plan_enable(store, name, Recipe(bank_of(1), estimator=NNN(3), verdict="warn")),
+        plan_correction(
+            store, name, Recipe(bank_of(1), estimator=NNN(3), verdict="warn"), Beside()
+        ),
         client_ttl=0.0,
     )
     return name
@@ -135,7 +137,7 @@ def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog
     )
     migration = migrate(
         store,
-        plan_migration(store, source, Recipe(bank_of(1), estimator=NNN(3), verdict="warn")),
+        plan_correction(store, source, Recipe(bank_of(1), estimator=NNN(3), verdict="warn")),
         no_writers=True,
     )
     assert clean(store, source, drop=migration.target).target == migration.target
@@ -185,7 +187,7 @@ def test_an_unreadable_migration_stops_only_its_own_collections(database, kind, 
     try:
         assert refresh(store, name, bank_of(2), force=True, client_ttl=0.0).action == "full"
         other = database.fill(vectors(np.random.default_rng(6), ITEMS, DIM), "IP")
-        plan = plan_migration(store, other, Recipe(bank_of(1), estimator=NNN(3), verdict="warn"))
+        plan = plan_correction(store, other, Recipe(bank_of(1), estimator=NNN(3), verdict="warn"))
         migration = migrate(store, plan, no_writers=True)
         found = {entry.target for entry in Ledger(store).migrations()}
         assert migration.target in found

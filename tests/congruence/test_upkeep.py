@@ -9,7 +9,7 @@ from milvus_hubness import (
     LeaseLost,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -43,7 +43,7 @@ class Kept:
         self.backend, self.store = backend, backend.store()
         source = backend.name("kept")
         plain_collection(backend.client(), source, self.items, "IP")
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, source, Recipe(single_queries(self.others), estimator=NNN(K))
         )
         self.collection = migrate(self.store, plan).target

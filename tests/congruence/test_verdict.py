@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CorrectionConfig,
     CorrectionNotRecommended,
     InvalidInput,
@@ -14,8 +15,7 @@ from milvus_hubness import (
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
     tune,
@@ -28,7 +28,7 @@ from milvus_hubness.quality.tuning import Judgement
 from tests.support.aliases import aliased
 from tests.support.databases import OnMilvus
 from tests.support.galleries import hubby_gallery
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 ITEMS, QUERIES, _ = hubby_gallery(rows=300, queries=280)
 BANK, REAL = QUERIES[:180], QUERIES[180:]
@@ -52,7 +52,7 @@ def corrected(here, bank=BANK, **options):
     """Return the name of a copy, and the store."""
     store = here.store()
     name = here.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, **as_recipe(bank, estimator=NNN(8), **options))
+    plan = plan_correction(store, name, **as_plan(bank, estimator=NNN(8), **options))
     return aliased(store, migrate(store, plan, ALONE).target), store
 
 
@@ -63,12 +63,12 @@ def named_by(store):
 def test_a_bank_that_fits_is_applied_and_its_verdict_is_stored(database):
     store = database.store()
     name = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, BANK)
+    plan = plan_correction(store, name, BANK)
     assert plan.chosen.verdict.verdict == "apply"
     assert "half of the bank, for lack of real queries" in plan.chosen.verdict.judged_by
     assert store.info(name).verdicts == Verdicts(), "a plan writes nothing"
     migrate(store, plan, ALONE)
-    for collection, in_use in ((name, False), (plan.target, True)):
+    for collection, in_use in ((name, False), (plan.body.target, True)):
         [told] = status(store, collection).verdicts
         assert told["verdict"] == "apply"
         assert told["bank_fingerprint"] == QueryBank(BANK).fingerprint
@@ -81,11 +81,11 @@ def test_a_bank_that_does_not_fit_stops_a_job_before_its_first_write(database, b
     store = database.store()
     name = database.fill(ITEMS, "IP")
     before = named_by(store)
-    facts = plan_migration(store, name, bank).to_dict()["verdict"]
+    facts = plan_correction(store, name, bank).to_dict()["verdict"]
     assert (facts["verdict"], facts["strength"]) == ("leave it alone", 0)
     jobs = (
-        lambda: migrate(store, plan_migration(store, name, bank), ALONE),
-        lambda: enable(store, plan_enable(store, name, bank, max_miss_rate=0.5)),
+        lambda: migrate(store, plan_correction(store, name, bank), ALONE),
+        lambda: enable(store, plan_correction(store, name, bank, Beside(0.5))),
     )
     for job in jobs:
         with pytest.raises(CorrectionNotRecommended, match=r"\(verdict='warn' goes on all"):
@@ -97,7 +97,7 @@ def test_a_bank_that_does_not_fit_stops_a_job_before_its_first_write(database, b
 def test_who_insists_is_warned(database, caplog):
     store = database.store()
     name = database.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, Recipe(FOREIGN, verdict="warn"))
+    plan = plan_correction(store, name, Recipe(FOREIGN, verdict="warn"))
     assert migrate(store, plan, ALONE).phase == "verified"
     assert "the bank is foreign" in caplog.text
     [told] = status(store, name).verdicts
@@ -130,19 +130,19 @@ def test_a_new_profile_is_judged_too(lite):
 def test_a_small_gallery_is_corrected_at_half_strength_until_real_queries_are_known(lite):
     store = lite.store()
     name = lite.fill(ITEMS[:200], "IP")
-    plan = plan_migration(store, name, BANK)
+    plan = plan_correction(store, name, BANK)
     assert (plan.chosen.verdict.verdict, plan.chosen.strength) == ("not proven", 0.5)
     assert "200 items are too few" in plan.chosen.verdict.reason
     copy = migrate(store, plan, ALONE).target
     assert store.info(copy).state.profile.strength == 0.5
-    known = plan_migration(store, lite.fill(ITEMS[:200], "IP"), Recipe(BANK, queries=REAL))
+    known = plan_correction(store, lite.fill(ITEMS[:200], "IP"), Recipe(BANK, queries=REAL))
     assert (known.chosen.verdict.verdict, known.chosen.strength) == ("apply", 1.0)
 
 
 def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
     weak = Judgement("apply weakly", 0.5, "hubs keep many answers", None)
     monkeypatch.setattr(judging, "judge_bank", lambda *args, **options: weak)
-    plan = plan_migration(lite.store(), lite.fill(ITEMS, "IP"), BANK)
+    plan = plan_correction(lite.store(), lite.fill(ITEMS, "IP"), BANK)
     assert plan.chosen.strength == 0.5
     store = lite.store()
     name = aliased(store, migrate(store, plan, ALONE).target)
@@ -158,18 +158,22 @@ def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
 
 def test_real_queries_decide(lite):
     store, name = lite.store(), lite.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, Recipe(BANK, queries=REAL))
+    plan = plan_correction(store, name, Recipe(BANK, queries=REAL))
     assert plan.chosen.verdict.judged_by == "100 real queries"
     assert plan.chosen.verdict.verdict == "apply"
-    plan = plan_migration(store, name, Recipe(FOREIGN, queries=REAL))
+    plan = plan_correction(store, name, Recipe(FOREIGN, queries=REAL))
     assert "they fall by less than 12%" in plan.chosen.verdict.reason
 
 
 def test_queries_of_the_bank_are_no_judges_of_it(lite):
     store, name = lite.store(), lite.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, Recipe(BANK, queries=np.concatenate([BANK[:90], REAL[:10]])))
+    plan = plan_correction(
+        store, name, Recipe(BANK, queries=np.concatenate([BANK[:90], REAL[:10]]))
+    )
     assert "half of the bank" in plan.chosen.verdict.judged_by, "ten are left, which are too few"
-    plan = plan_migration(store, name, Recipe(BANK, queries=np.concatenate([BANK[:90], REAL[:30]])))
+    plan = plan_correction(
+        store, name, Recipe(BANK, queries=np.concatenate([BANK[:90], REAL[:30]]))
+    )
     assert plan.chosen.verdict.judged_by == "30 real queries"
 
 
@@ -190,18 +194,18 @@ def test_a_stored_verdict_is_asked_before_a_new_one_is_made(lite):
     store, name = lite.store(), lite.fill(ITEMS, "IP")
     tune(store, name, BANK)
     [tuned] = store.info(name).verdicts.records
-    assert plan_migration(store, name, BANK).chosen.verdict == tuned
-    judged = plan_migration(store, name, Recipe(BANK, queries=REAL)).chosen.verdict
+    assert plan_correction(store, name, BANK).chosen.verdict == tuned
+    judged = plan_correction(store, name, Recipe(BANK, queries=REAL)).chosen.verdict
     assert judged.real_queries == 100, "real queries know better than a verdict without labels"
 
 
 def test_an_interrupted_run_goes_on_as_it_began(lite):
     store, name = lite.store(), lite.fill(ITEMS, "IP")
-    plan = plan_migration(store, name, Recipe(FOREIGN, verdict="warn"))
+    plan = plan_correction(store, name, Recipe(FOREIGN, verdict="warn"))
     with pytest.raises(KeyboardInterrupt):
         migrate(store, plan, MigrationOptions(no_writers=True), progress=_raising_after_the_bank())
-    assert Ledger(store).of_target(plan.target).phase == "copying"
-    again = plan_migration(store, name, FOREIGN)
+    assert Ledger(store).of_target(plan.body.target).phase == "copying"
+    again = plan_correction(store, name, FOREIGN)
     assert migrate(store, again, ALONE).phase == "verified"
 
 
@@ -215,7 +219,7 @@ def _raising_after_the_bank():
 
 def test_no_verdict_on_a_few_rows(lite):
     store, name = lite.store(), lite.fill(ITEMS[:40], "IP")
-    plan = plan_migration(store, name, Recipe(BANK, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(BANK, estimator=NNN(4)))
     assert plan.chosen.verdict is None
     assert any("too few rows to judge the bank" in remark for remark in plan.remarks)
     assert migrate(store, plan, ALONE).phase == "verified"
@@ -262,11 +266,11 @@ def test_a_collection_that_had_no_rows_is_judged_once_it_has(lite, caplog):
 def test_what_cannot_be_asked_is_said(lite, monkeypatch):
     store, name = lite.store(), lite.fill(ITEMS, "IP")
     with pytest.raises(InvalidInput, match="19 queries cannot judge a bank: 20 are needed"):
-        plan_migration(store, name, Recipe(BANK, queries=REAL[:19]))
+        plan_correction(store, name, Recipe(BANK, queries=REAL[:19]))
     with pytest.raises(InvalidParameter, match="verdict is one of require, warn, skip"):
-        plan_migration(store, name, Recipe(BANK, verdict="ask"))
+        plan_correction(store, name, Recipe(BANK, verdict="ask"))
     monkeypatch.setenv("MILVUS_HUBNESS_VERDICT", "maybe")
     with pytest.raises(InvalidParameter, match=r"\$MILVUS_HUBNESS_VERDICT is one of require"):
-        plan_migration(store, name, BANK)
+        plan_correction(store, name, BANK)
     monkeypatch.setenv("MILVUS_HUBNESS_VERDICT", "skip")
-    assert plan_migration(store, name, FOREIGN).chosen.verdict is None
+    assert plan_correction(store, name, FOREIGN).chosen.verdict is None

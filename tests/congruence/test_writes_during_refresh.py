@@ -12,12 +12,13 @@ import pytest
 from milvus_hubness import (
     CSLS,
     NNN,
+    Beside,
     MilvusStore,
     QueryBank,
     Recipe,
     RefreshOptions,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
@@ -57,7 +58,9 @@ class Refreshed:
         self.backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         plain_collection(self.plain, self.name, self.items, self.metric)
         bank = QueryBank(self.old)
-        plan = plan_enable(self.store, self.name, Recipe(bank, estimator=NNN(K), verdict="warn"))
+        plan = plan_correction(
+            self.store, self.name, Recipe(bank, estimator=NNN(K), verdict="warn"), Beside()
+        )
         enable(self.store, plan)
 
     def rows(self, keys, items=None):

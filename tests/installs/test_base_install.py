@@ -14,14 +14,15 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     MilvusStore,
     QueryBank,
     Recipe,
     connect,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from tests.support.galleries import vectors
 
@@ -88,19 +89,21 @@ def serve(tmp_path):
         store = MilvusStore(connect(uri))
         for collection in ("source", "gated_source", "enabled"):
             _collection(store.client, collection, items)
-        plan = plan_migration(
-            store, "source", Recipe(bank, estimator=NNN(8)), field="vector", target="migrated"
+        plan = plan_correction(
+            store, "source", Recipe(bank, estimator=NNN(8)), Copy(target="migrated"), field="vector"
         )
         migrate(store, plan)
         migrate(
             store,
-            plan_migration(
-                store, "gated_source", Recipe(bank, gate=1), field="vector", target="gated"
+            plan_correction(
+                store, "gated_source", Recipe(bank, gate=1), Copy(target="gated"), field="vector"
             ),
         )
         enable(
             store,
-            plan_enable(store, "enabled", Recipe(bank, estimator=NNN(8)), field="vector"),
+            plan_correction(
+                store, "enabled", Recipe(bank, estimator=NNN(8)), Beside(), field="vector"
+            ),
         )
         return uri
 

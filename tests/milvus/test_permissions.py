@@ -9,6 +9,8 @@ from pymilvus import MilvusClient
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     HubnessClient,
     MilvusStore,
     NotCaughtUp,
@@ -22,8 +24,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -91,7 +92,9 @@ class Shop:
 
     def planned(self, user, **switch):
         bank = QueryBank(self.bank)
-        return plan_migration(user.store(), "products", Recipe(bank, estimator=NNN(8)), **switch)
+        return plan_correction(
+            user.store(), "products", Recipe(bank, estimator=NNN(8)), Copy(**switch)
+        )
 
     def migrated(self, user=None, **switch):
         user = user or self.owner
@@ -104,7 +107,7 @@ class Shop:
 
     def planned_enable(self, user):
         bank = QueryBank(self.bank)
-        return plan_enable(user.store(), "products", Recipe(bank, estimator=NNN(8)))
+        return plan_correction(user.store(), "products", Recipe(bank, estimator=NNN(8)), Beside())
 
     def row(self, key):
         return {"id": key, "vector": self.items[0].tolist(), "group": 7}
@@ -522,7 +525,7 @@ def test_the_migration_names_a_writer_without_rights_on_the_ledger(shop, users):
     client = users["no ledger"].client()
     different = iter(np.random.default_rng(4).normal(size=(1_000, DIM)).tolist())
 
-    class Beside(MilvusStore):
+    class WritesBeside(MilvusStore):
         """Somebody writes between any two passes."""
 
         def count(self, collection):
@@ -532,4 +535,4 @@ def test_the_migration_names_a_writer_without_rights_on_the_ledger(shop, users):
 
     plan = shop.planned(shop.owner)
     with pytest.raises(NotCaughtUp, match=r"by no dual write.*a client without the rights"):
-        migrate(Beside(shop.owner.store().client), plan)
+        migrate(WritesBeside(shop.owner.store().client), plan)

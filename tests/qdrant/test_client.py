@@ -17,7 +17,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     ZeroVectors,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from qdrant_hubness import HubnessQdrantClient
 from tests.qdrant.worlds import Corrected, key
@@ -222,7 +222,7 @@ def two_vectors(backend):
         ],
     )
     store, bank = backend.store(), vectors(rng, 40, 8)
-    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)), field="dense")
+    plan = plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(8)), field="dense")
     return name, migrate(store, plan).target, items, bank
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, models
 
-from milvus_hubness import NNN, QueryBank, Recipe, enable, plan_enable
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, plan_correction
 from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
@@ -59,8 +59,8 @@ class World:
                     write(next(calls))
 
         store = self.backend.store(Announcing)
-        plan = plan_enable(
-            store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(4)), field=field
+        plan = plan_correction(
+            store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(4)), Beside(), field=field
         )
         enable(store, plan, client_ttl=0.0)
 

@@ -7,6 +7,7 @@ from qdrant_client import models
 from milvus_hubness import (
     NNN,
     AlreadyCorrected,
+    Beside,
     CannotMigrate,
     NotCorrected,
     QueryBank,
@@ -14,7 +15,7 @@ from milvus_hubness import (
     UnsupportedOperation,
     disable,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -37,8 +38,10 @@ class Enabled:
         self.plain = {
             r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]
         }
-        plan = plan_enable(self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)))
-        assert plan.sides == ()
+        plan = plan_correction(
+            self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)), Beside()
+        )
+        assert plan.body.sides == ()
         self.done = enable(self.store, plan)
         self.keys = [key(i) for i in range(ITEMS)]
 
@@ -187,7 +190,7 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
 
 def test_it_can_be_taken_back_and_not_done_twice(enabled):
     with pytest.raises(AlreadyCorrected):
-        plan_enable(enabled.store, enabled.name, QueryBank(enabled.bank))
+        plan_correction(enabled.store, enabled.name, QueryBank(enabled.bank), Beside())
     disable(enabled.store, enabled.name)
     query = enabled.query.tolist()
     mine = enabled.client.query_points(enabled.name, query, limit=10).points
@@ -215,4 +218,4 @@ def test_the_root_of_euclid_is_no_score_to_subtract_from(backend):
     name = backend.fill(vectors(np.random.default_rng(0), 60, 8), "Euclid")
     bank = QueryBank(vectors(np.random.default_rng(1), 40, 8))
     with pytest.raises(CannotMigrate, match="Cosine and Dot only, not of L2: migrate"):
-        plan_enable(backend.store(), name, Recipe(bank, estimator=NNN(8)))
+        plan_correction(backend.store(), name, Recipe(bank, estimator=NNN(8)), Beside())

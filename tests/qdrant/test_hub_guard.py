@@ -3,7 +3,7 @@
 import pytest
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import Recipe, UnsupportedOperation, plan_enable, plan_migration
+from milvus_hubness import Beside, Copy, Recipe, UnsupportedOperation, plan_correction
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from qdrant_hubness.store import QdrantStore
 from tests.support.planted import DIM, gallery
@@ -16,8 +16,8 @@ def test_a_guard_is_refused_in_one_line():
     client.upload_collection("shop", items)
     store = QdrantStore(client)
     message = "this database has no clients that watch their writes for hubs: leave on_hub off"
-    for plan in (plan_migration, plan_enable):
+    for body in (Copy(), Beside()):
         with pytest.raises(UnsupportedOperation, match=message):
-            plan(store, "shop", Recipe(bank, on_hub="refuse"))
+            plan_correction(store, "shop", Recipe(bank, on_hub="refuse"), body)
     with pytest.raises(UnsupportedOperation, match=message):
         guard_hubs(store, "shop", "warn")

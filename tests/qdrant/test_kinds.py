@@ -18,7 +18,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -27,7 +27,7 @@ from qdrant_hubness.store import schema
 from tests.qdrant.worlds import METRICS, key
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan, as_recipe
 
 DIM, ITEMS, LIMIT, K, ALPHA = 10, 180, 15, 8, 0.75
 KINDS = ("image", "text")
@@ -56,7 +56,7 @@ class Mixture:
             self.items, distance, payload=lambda i: payload_of(i, self.kinds[i])
         )
         self.store, self.client = backend.store(), backend.hubness()
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
             Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA), kind="kind", verdict="skip"),
@@ -324,7 +324,7 @@ def test_vectors_by_name_have_kinds_of_their_own(backend):
     ]
     backend.client.upsert(name, points, wait=True)
     store, bank = backend.store(), QueryBank(vectors(rng, 50, DIM))
-    plan = plan_migration(
+    plan = plan_correction(
         store, name, Recipe(bank, estimator=NNN(K), kind="language", verdict="skip"), field="photo"
     )
     assert plan.to_dict()["kinds"]["names"] == ["0", "1", "2"]
@@ -363,13 +363,13 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend, monkeypatch):
         return str(caught.value)
 
     message = refused(
-        CannotMigrate, lambda: plan_migration(store, far, **as_recipe(bank, **options))
+        CannotMigrate, lambda: plan_correction(store, far, **as_plan(bank, **options))
     )
     assert message.startswith("the vector is compared by L2")
 
     monkeypatch.setattr(schema, "quantization", lambda source, field: INT8)
     message = refused(
-        CannotMigrate, lambda: plan_migration(store, plain, **as_recipe(bank, **options))
+        CannotMigrate, lambda: plan_correction(store, plain, **as_plan(bank, **options))
     )
     assert message.startswith("the quantizer of the vector rounds all columns alike")
     assert message.endswith("leave the kinds out, or turn the quantization off")

@@ -9,6 +9,7 @@ from qdrant_client import AsyncQdrantClient, models
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     MigrationOptions,
     PartialWrite,
@@ -18,8 +19,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -31,7 +31,7 @@ from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
 from tests.support.aliases import aliased
 from tests.support.galleries import vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8
@@ -69,8 +69,8 @@ class World(Backend):
         return name
 
     def migrated(self, name, **options):
-        plan = plan_migration(
-            self.store(), name, **as_recipe(self.bank, estimator=NNN(4), **options)
+        plan = plan_correction(
+            self.store(), name, **as_plan(self.bank, estimator=NNN(4), **options)
         )
         return migrate(self.store(), plan, ALONE).target
 
@@ -164,7 +164,7 @@ def test_a_point_that_no_request_can_hold_is_named():
     world = World()
     name = world.collection(20, payload=lambda i: {"text": "x" * (5_000 if i == 7 else 1)})
     world.server.request_bytes = 4_000
-    plan = plan_migration(
+    plan = plan_correction(
         world.store(), name, Recipe(QueryBank(world.bank.vectors[:9]), estimator=NNN(4))
     )
     with pytest.raises(
@@ -270,7 +270,7 @@ def test_searches_of_an_enabled_collection_keep_to_strict_mode(cls):
     world = World(strict_mode=models.StrictModeConfig(enabled=True, **STRICT))
     name = world.collection(strict=STRICT)
     store = world.store()
-    plan = plan_enable(store, name, Recipe(world.bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(world.bank, estimator=NNN(4)), Beside())
     enable(store, plan, client_ttl=0.0)
     client = world.hubness_client(cls)
     assert len(called(client, "query_points", name, [1.0] * DIM, limit=5).points) == 5
@@ -289,7 +289,7 @@ def test_a_collection_with_keys_of_ours_is_refused_though_nobody_may_filter():
     name = world.collection(strict=STRICT)
     world.client.set_payload(name, {"hubness_bias": 0.5}, [3])
     with pytest.raises(CannotMigrate, match=r"hubness_bias \(1 row\)"):
-        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
+        plan_correction(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
 
 
 REFUSED = {
@@ -308,7 +308,7 @@ def test_what_cannot_be_obeyed_is_refused_by_the_plan(limit):
     with pytest.raises(
         CannotMigrate, match=rf"'{name}' cannot be migrated: .*{named}.*: raise"
     ) as raised:
-        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
+        plan_correction(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
     assert "\n" not in str(raised.value)
     assert len(world.server.collections) == before
 
@@ -317,7 +317,7 @@ def test_enable_refuses_more_candidates_than_a_query_may_ask_for():
     world = World()
     name = world.collection(400, strict={"max_query_limit": 20})
     with pytest.raises(CannotMigrate, match=r"may ask for 20 rows \(max_query_limit\).*: raise"):
-        plan_enable(world.store(), name, Recipe(world.bank, estimator=NNN(4, 5.0)))
+        plan_correction(world.store(), name, Recipe(world.bank, estimator=NNN(4, 5.0)), Beside())
 
 
 def test_no_graph_and_no_exact_search_is_refused():
@@ -325,7 +325,7 @@ def test_no_graph_and_no_exact_search_is_refused():
     flat = {"hnsw_config": models.HnswConfigDiff(m=0)}
     name = world.collection(strict={"search_allow_exact": False}, config=flat)
     with pytest.raises(CannotMigrate, match="search_allow_exact"):
-        plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
+        plan_correction(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
 
 
 # -- rates --------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_the_plan_says_that_rates_take_time():
     name = world.collection()
     rates = models.StrictModeConfig(enabled=True, write_rate_limit=30)
     world.client.update_collection(name, strict_mode_config=rates)
-    plan = plan_migration(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
+    plan = plan_correction(world.store(), name, Recipe(world.bank, estimator=NNN(4)))
     assert [r for r in plan.remarks if "30 points a minute" in r and "4 minutes" in r]
 
 

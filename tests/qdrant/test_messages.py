@@ -31,7 +31,7 @@ from milvus_hubness import (
     cli,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -151,7 +151,7 @@ def small(backend):
 
 def test_a_mistyped_name_is_answered_with_near_ones_only(small):
     store, name, bank = small
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))), ALONE)
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))), ALONE)
     # The database may have others with near names: the nearest comes first.
     with pytest.raises(NoMigration, match=rf"did you mean {name} -> {name}_hubness( or |\?)"):
         rollback(store, f"{name}_hubnes")
@@ -164,7 +164,7 @@ def test_a_mistyped_name_is_answered_with_near_ones_only(small):
 
 def test_among_many_near_names_the_nearest_is_the_first_of_three(small):
     store, name, bank = small
-    migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))), ALONE)
+    migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))), ALONE)
     ledger = Ledger(store)
     present = ledger.find(name)
     others = [
@@ -192,19 +192,19 @@ def test_a_copy_after_a_rollback_is_not_called_unfinished(small, backend):
     store, name, bank = small
     backend.made.append("live")
     target = migrate(
-        store, plan_migration(store, name, Recipe(bank, estimator=NNN(4))), ALONE
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4))), ALONE
     ).target
     cutover(store, target, alias="live", options=ALONE)
     rollback(store, "live", options=ALONE)
     with pytest.raises(ResumeRefused, match="from before a rollback") as raised:
-        migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(5))), ALONE)
+        migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(5))), ALONE)
     assert "unfinished" not in str(raised.value)
     assert "--restart" in str(raised.value)
 
 
 def test_messages_name_commands(small, backend):
     store, name, bank = small
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     target = migrate(store, plan, ALONE).target
     backend.client.delete_collection(target)
     with pytest.raises(

@@ -13,6 +13,7 @@ from milvus_hubness import (
     CannotMigrate,
     CollectionExists,
     CollectionNotFound,
+    Copy,
     DimensionMismatch,
     EmptyCollection,
     InvalidInput,
@@ -24,7 +25,7 @@ from milvus_hubness import (
     VerificationFailed,
     clean,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     resume,
     rollback,
@@ -37,7 +38,7 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from tests.qdrant.worlds import METRICS, key
 from tests.support.aliases import aliased
 from tests.support.galleries import nnn, single_queries, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM = 32
 
@@ -109,7 +110,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     )
     before, bank = everything(client, name), vectors(rng, 200, DIM)
     store, stages = everywhere.store(), []
-    plan = plan_migration(
+    plan = plan_correction(
         store, name, Recipe(single_queries(bank), estimator=NNN(16, 0.75)), field="image"
     )
     assert plan.to_dict()["rows"] == count
@@ -154,8 +155,8 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
 def test_another_index_for_the_copy_is_refused(backend):
     name, bank = small(backend)
     with pytest.raises(InvalidParameter, match="omit the index options"):
-        plan_migration(
-            backend.store(), name, Recipe(bank, estimator=NNN(4)), index_params={"M": 32}
+        plan_correction(
+            backend.store(), name, Recipe(bank, estimator=NNN(4)), Copy(index_params={"M": 32})
         )
 
 
@@ -174,7 +175,7 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     client.upsert(name, points)
     store = backend.store()
     result = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
+        store, plan_correction(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
     )
     assert (result.invalid, result.invalid_keys) == (2, (7, 20))
     rows = backend.hubness().retrieve(result.target, [7, 20, 21], with_vectors=True)
@@ -184,7 +185,7 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     assert status(store, result.target).pending == 0
     assert (
         migrate(
-            store, plan_migration(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
+            store, plan_correction(store, name, Recipe(QueryBank(items[30:]), estimator=NNN(4)))
         ).rows
         == 50
     )
@@ -196,7 +197,7 @@ def test_halves_are_stored_as_halves(backend):
     name = backend.fill(items, "Dot", keys=lambda i: i, datatype=models.Datatype.FLOAT16)
     store = backend.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
+        store, plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
     ).target
     stored = np.float32(
         [r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]]
@@ -217,7 +218,7 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
     name = backend.fill(items, "Dot", keys=lambda i: i)
     store = backend.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
+        store, plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(8)))
     ).target
     state = store.info(target).state
     assert state.layout.locality_hint_count == 13
@@ -248,9 +249,9 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     store, client = backend.store(), backend.hubness()
     store.point_alias("live", name)
     backend.made.append("live")
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias="live")
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(alias="live"))
     assert migrate(store, plan).alias == "live"
-    assert store.alias_target("live") == plan.target
+    assert store.alias_target("live") == plan.body.target
     new = vectors(np.random.default_rng(9), 3, 8)
     client.upsert(
         "live",
@@ -265,11 +266,11 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     )
     wanted = everything(client, "live")
     with pytest.raises(AlreadyCorrected, match="switched"):
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     revert = rollback(store, "live", options=MigrationOptions(client_ttl=0.0))
     assert (revert.alias, revert.source) == ("live", name)
     assert store.alias_target("live") == name
-    assert store.info(plan.target).dual_write is None
+    assert store.info(plan.body.target).dual_write is None
     found = everything(backend.client, name)
     assert {each: row[0] for each, row in found.items()} == {
         each: row[0] for each, row in wanted.items()
@@ -277,15 +278,15 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     for each, (_, vector) in wanted.items():
         moved = 64 * 2.0**-23 if backend.is_local else 3e-7  # by searches, see below
         np.testing.assert_allclose(found[each][1], vector, rtol=moved, atol=1e-9)
-    clean(store, name, drop=plan.target)
-    assert not backend.client.collection_exists(plan.target)
-    assert plan.target not in {migration.target for migration in Ledger(store).migrations()}
+    clean(store, name, drop=plan.body.target)
+    assert not backend.client.collection_exists(plan.body.target)
+    assert plan.body.target not in {migration.target for migration in Ledger(store).migrations()}
 
 
 def test_a_copy_that_was_tampered_with_is_found_out(backend):
     name, bank = small(backend)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).target
+    target = migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)))).target
     backend.client.set_payload(target, {"n": -1}, [key(7)])
     with pytest.raises(VerificationFailed, match="differs in n"):
         verify(store, name)
@@ -297,7 +298,7 @@ def test_searches_that_move_vectors_are_no_difference(backend):
     rng = np.random.default_rng(0)
     name = backend.fill(vectors(rng, 400, 8), "Cosine")
     store, asked = backend.store(), vectors(rng, 100, 8)
-    migrate(store, plan_migration(store, name, Recipe(QueryBank(asked[:40]), estimator=NNN(4))))
+    migrate(store, plan_correction(store, name, Recipe(QueryBank(asked[:40]), estimator=NNN(4))))
     for query in asked:
         backend.client.query_points(name, query.tolist(), limit=1)
     assert verify(store, name)
@@ -315,9 +316,9 @@ def test_migrations_that_cannot_be(backend):
     ):
         arguments = {"bank": bank, "estimator": NNN(4), **change}
         with pytest.raises(error):
-            plan_migration(store, name, **as_recipe(arguments.pop("bank"), **arguments))
+            plan_correction(store, name, **as_plan(arguments.pop("bank"), **arguments))
     with pytest.raises(CollectionNotFound):
-        plan_migration(store, "nowhere", bank)
+        plan_correction(store, "nowhere", bank)
     with pytest.raises(NoMigration):
         resume(store, name)
     for config, error, why in (
@@ -330,9 +331,9 @@ def test_migrations_that_cannot_be(backend):
         other = backend.name()
         client.create_collection(other, vectors_config=config)
         with pytest.raises(error, match=why):
-            plan_migration(store, other, bank)
-    target = migrate(store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)))).target
+            plan_correction(store, other, bank)
+    target = migrate(store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)))).target
     with pytest.raises(AlreadyCorrected):
-        plan_migration(store, target, bank)
+        plan_correction(store, target, bank)
     with pytest.raises(CannotMigrate, match="query bank"):
-        plan_migration(store, f"{name}__bank", bank)
+        plan_correction(store, f"{name}__bank", bank)

@@ -8,14 +8,14 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 from milvus_hubness import (
     NNN,
+    Beside,
     MigrationOptions,
     QueryBank,
     Recipe,
     StoreError,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
@@ -98,7 +98,9 @@ class Enabled:
         self.name = backend.fill(self.items, "Dot", keys=lambda i: i)
         enable(
             self.store,
-            plan_enable(self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8))),
+            plan_correction(
+                self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(8)), Beside()
+            ),
             client_ttl=0.0,
         )
 
@@ -173,7 +175,7 @@ def test_a_copy_gets_what_the_source_got_of_a_request_in_part(alone, call):
     rng = np.random.default_rng(3)
     name = alone.fill(vectors(rng, 120, DIM), "Dot", keys=lambda i: i)
     store = alone.store()
-    plan = plan_migration(store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)))
     migrate(store, plan, MigrationOptions(client_ttl=0.0))
     assert DUAL_WRITE_PROPERTY in store.properties_of(name)
     request = naming([*range(50), MISSING, *range(50, 100)])[call]

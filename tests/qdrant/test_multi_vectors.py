@@ -10,14 +10,15 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    Beside,
+    Copy,
     Correction,
     Layout,
     MultiVectors,
     QueryBank,
     Recipe,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -33,7 +34,7 @@ from milvus_hubness.errors import (
 from qdrant_hubness import QdrantStore
 from tests.qdrant.worlds import key
 from tests.support.aliases import aliased
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, POINTS, K, ALPHA = 20, 90, 6, 0.75
 FIELD = "tokens"
@@ -84,7 +85,7 @@ class Corrected:
             self.documents = [row.astype(np.float16).astype(np.float32) for row in rows]
         self.source = self.filled(**params)
         self.store = backend.store()
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
             Recipe(self.of_bank(self.bank), estimator=NNN(K, ALPHA)),
@@ -388,7 +389,7 @@ def test_clients_write_to_the_copy_while_it_is_made(backend):
             return super().upsert(collection, batch, field, partition=partition)
 
     store = backend.store(Late)
-    plan = plan_migration(
+    plan = plan_correction(
         store,
         source.source,
         Recipe(Corrected.of_bank(source.bank), estimator=NNN(K, ALPHA)),
@@ -414,16 +415,16 @@ def test_what_cannot_be_corrected_is_refused_in_one_line(backend):
         name, [models.PointStruct(id=i, vector=row.tolist()) for i, row in enumerate(rows)]
     )
     with pytest.raises(CannotMigrate, match="multivector with the distance Euclid"):
-        plan_migration(backend.store(), name, Recipe(bank, verdict="skip"))
+        plan_correction(backend.store(), name, Recipe(bank, verdict="skip"))
 
     # A bank of one vector a query is none for several a row, and the other way round.
     single = np.random.default_rng(0).standard_normal((40, DIM)).astype(np.float32)
     several = Corrected(backend)
     with pytest.raises(InvalidInput, match="several vectors a row"):
-        plan_migration(several.store, several.source, single, field=FIELD, target="t2")
+        plan_correction(several.store, several.source, single, Copy(target="t2"), field=FIELD)
     plain = backend.fill(single, "Cosine")
     with pytest.raises(InvalidInput, match="has one vector a row"):
-        plan_migration(backend.store(), plain, bank)
+        plan_correction(backend.store(), plain, bank)
 
 
 def test_jobs_that_several_vectors_cannot_have_are_refused_in_one_line(backend):
@@ -432,11 +433,11 @@ def test_jobs_that_several_vectors_cannot_have_are_refused_in_one_line(backend):
     store, source = corrected.store, corrected.source
     options = {"field": FIELD, "target": backend.name("t"), "verdict": "skip"}
     with pytest.raises(CannotMigrate, match="the offset of its kind"):
-        plan_migration(store, source, **as_recipe(bank, kind="n", **options))
+        plan_correction(store, source, **as_plan(bank, kind="n", **options))
     with pytest.raises(InvalidInput, match="leave the measurement out"):
-        plan_migration(store, source, measure=True, **as_recipe(bank, **options))
+        plan_correction(store, source, **as_plan(bank, measure=True, **options))
     with pytest.raises(CannotMigrate, match="migrate the collection"):
-        plan_enable(store, source, Recipe(bank, verdict="skip"), field=FIELD)
+        plan_correction(store, source, Recipe(bank, verdict="skip"), Beside(), field=FIELD)
 
 
 @pytest.mark.parametrize("distance", ["Cosine", "Dot"])
@@ -558,14 +559,14 @@ def test_the_verdict_is_asked_for_many_vectors_too(backend):
     corrected = Corrected(backend)
     rng = np.random.default_rng(5)
     chance = [rng.standard_normal((3, DIM)).astype(np.float32) for _ in range(300)]
-    plan = plan_migration(
+    plan = plan_correction(
         corrected.store,
         corrected.source,
         Recipe(Corrected.of_bank(chance), verdict="require"),
+        Copy(target=backend.name("t")),
         field=FIELD,
-        target=backend.name("t"),
     )
     assert plan.chosen.verdict.verdict == "leave it alone"
     with pytest.raises(CorrectionNotRecommended):
         migrate(corrected.store, plan)
-    assert not backend.client.collection_exists(plan.target)
+    assert not backend.client.collection_exists(plan.body.target)

@@ -8,13 +8,14 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    Copy,
     MigrationOptions,
     NotCaughtUp,
     QueryBank,
     Recipe,
     VerificationFailed,
     migrate,
-    plan_migration,
+    plan_correction,
     rollback,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
@@ -74,7 +75,7 @@ def test_ordinary_unit_vectors_are_migrated(backend, made, dim):
     rows = np.vstack([rows[kept], rows[:COUNT]])[:COUNT]
     name = backend.fill(rows, "Cosine", keys=lambda i: i)
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(QueryBank(vectors(rng, 40, dim)), estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(QueryBank(vectors(rng, 40, dim)), estimator=NNN(4)))
     assert migrate(store, plan, ALONE).verified["rows"] == COUNT
 
 
@@ -108,7 +109,9 @@ def test_vectors_of_all_types_beside_it_are_carried_over_and_back(backend):
     store, client = backend.store(), backend.client
     before = {r.id: r.vector for r in client.scroll(name, limit=COUNT, with_vectors=True)[0]}
     backend.made.append("live")
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), field="own", alias="live")
+    plan = plan_correction(
+        store, name, Recipe(bank, estimator=NNN(4)), Copy(alias="live"), field="own"
+    )
     target = migrate(store, plan, ALONE).target
     for record in client.scroll(target, limit=COUNT, with_vectors=True)[0]:
         assert record.vector["bytes"] == before[record.id]["bytes"]
@@ -132,7 +135,7 @@ def test_a_vector_that_differs_is_found_and_shown(backend, field, value):
     name, bank = beside(backend)
     store = backend.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), field="own"), ALONE
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), field="own"), ALONE
     ).target
     backend.client.update_vectors(target, [models.PointVectors(id=7, vector={field: value})])
     shown = rf"in row 7, '\S*{field}' is \S+ at number [\d, ]+ in '{name}' and [01]\.0 there in '{target}'"
@@ -145,7 +148,7 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
     name, bank = beside(backend)
     store = backend.store()
     target = migrate(
-        store, plan_migration(store, name, Recipe(bank, estimator=NNN(4)), field="own"), ALONE
+        store, plan_correction(store, name, Recipe(bank, estimator=NNN(4)), field="own"), ALONE
     ).target
 
     class Forgetting(type(store)):
@@ -159,7 +162,7 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
     with pytest.raises(NotCaughtUp) as raised:
         migrate(
             backend.store(Forgetting),
-            plan_migration(store, name, Recipe(bank, estimator=NNN(4)), field="own"),
+            plan_correction(store, name, Recipe(bank, estimator=NNN(4)), field="own"),
             ALONE,
         )
     message = str(raised.value)
@@ -178,6 +181,6 @@ def test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_ro
     items = vectors(rng, 60, 8)
     name = backend.fill(items, datatype=models.Datatype.FLOAT16)
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(QueryBank(vectors(rng, 40, 8)), estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(QueryBank(vectors(rng, 40, 8)), estimator=NNN(4)))
     assert migrate(store, plan).rows == 60
     assert verify(store, name).biases == 60

@@ -15,7 +15,7 @@ from milvus_hubness import (
     Recipe,
     clean,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.store.records import (
@@ -50,7 +50,7 @@ class World:
 
     def corrected(self, seed):
         name = self.backend.fill(vectors(np.random.default_rng(seed), ITEMS, DIM))
-        plan = plan_migration(self.store, name, Recipe(bank_of(seed), estimator=NNN(4)))
+        plan = plan_correction(self.store, name, Recipe(bank_of(seed), estimator=NNN(4)))
         return name, migrate(self.store, plan, no_writers=True).target
 
     def held(self):

@@ -9,12 +9,13 @@ from milvus_hubness import (
     CannotMigrate,
     CollectionExists,
     CollectionNotFound,
+    Copy,
     MigrationOptions,
     QueryBank,
     Recipe,
     clean,
     migrate,
-    plan_migration,
+    plan_correction,
     resume,
     rollback,
 )
@@ -44,13 +45,13 @@ def again(backend, name, count):
 def test_a_copy_that_was_dropped_is_not_verified(backend):
     name, bank = small(backend)
     store = backend.store()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     target = migrate(store, plan, ALONE).target
     backend.client.delete_collection(target)
     for step in (lambda: migrate(store, plan, ALONE), lambda: resume(store, name, ALONE)):
         with pytest.raises(CollectionNotFound, match=r"the copy .* is gone: .*--restart"):
             step()
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), restart=True)
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(restart=True))
     assert migrate(store, plan, ALONE).verified["rows"] == 60
 
 
@@ -59,7 +60,7 @@ def test_a_new_source_is_not_the_old_one(backend):
     name, bank = small(backend)
     store = backend.store()
     backend.made.append("live")
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(4)), alias="live")
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Copy(alias="live"))
     target = migrate(store, plan, ALONE).target
     again(backend, name, 20)
     for step in (
@@ -80,6 +81,6 @@ def test_payloads_with_keys_of_hidden_fields_are_refused(backend):
     backend.client.set_payload(name, {"hubness_epoch": 1}, [key(699)])
     store = backend.store()
     with pytest.raises(CannotMigrate, match=r"hubness_epoch \(1 row\)"):
-        plan_migration(store, name, Recipe(bank, estimator=NNN(4)))
+        plan_correction(store, name, Recipe(bank, estimator=NNN(4)))
     backend.client.delete_payload(name, ["hubness_epoch"], [key(699)])
-    assert plan_migration(store, name, Recipe(bank, estimator=NNN(4))).rows == 700
+    assert plan_correction(store, name, Recipe(bank, estimator=NNN(4))).body.survey.rows == 700

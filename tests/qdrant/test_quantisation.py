@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import NNN, Layout, QueryBank, Recipe, migrate, plan_migration, refresh, status
+from milvus_hubness import NNN, Layout, QueryBank, Recipe, migrate, plan_correction, refresh, status
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction.fitted import Correction
@@ -65,7 +65,7 @@ def test_profiles_of_a_quantised_collection_have_columns_of_their_own(backend, q
     rng = np.random.default_rng(0)
     items, bank, other = (vectors(rng, n, 12) for n in (90, 40, 50))
     store, source = backend.store(), backend.fill(items, "Dot")
-    plan = plan_migration(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
+    plan = plan_correction(store, source, Recipe(QueryBank(bank), estimator=NNN(4)))
     assert plan.to_dict()["spread"] == 2
     name = aliased(store, migrate(store, plan).target)
     refresh(store, name, Recipe(QueryBank(other), estimator=NNN(4)), profile="second")
@@ -155,11 +155,11 @@ def test_a_plan_says_what_the_quantiser_does_to_biases(backend, quantised, confi
     rng = np.random.default_rng(1)
     source, bank = backend.fill(vectors(rng, 60, 12)), QueryBank(vectors(rng, 40, 12))
     quantised += [config] if config else []
-    plan = plan_migration(backend.store(), source, bank)
+    plan = plan_correction(backend.store(), source, bank)
     remarks = [text for text in plan.remarks if "quantiz" in text]
     assert len(remarks) == bool(parts)
     assert all(part in remarks[0] for part in parts)
-    assert plan.layout.spread == (2 if parts and "1-bit binary" not in parts else 1)
+    assert plan.chosen.layout.spread == (2 if parts and "1-bit binary" not in parts else 1)
 
 
 def test_turbo_rescores_by_default_below_four_bits():

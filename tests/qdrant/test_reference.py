@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction
 from tests.support.real_data import load_task, needs_real_data, reference
 
 BATCH, TIE, MANY = 500, 1e-6, 10_000
@@ -44,11 +44,11 @@ def test_recall_through_qdrant_is_the_references_on_real_data(backend, name, dis
         collection, vectors=task.gallery, ids=range(len(task.gallery)), wait=True
     )
     store = backend.store()
-    plan = plan_migration(
+    plan = plan_correction(
         store,
         collection,
         Recipe(QueryBank(task.bank, groups=np.arange(len(task.bank))), estimator=NNN(32, 0.75)),
-        alias="live",
+        Copy(alias="live"),
     )
     assert migrate(store, plan).alias == "live"
     client = backend.hubness(state_ttl=60)

@@ -13,7 +13,7 @@ from milvus_hubness import (
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -192,10 +192,10 @@ def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
     store, banks = backend.store(), {"a": vectors(rng, 30, 8), "b": vectors(rng, 30, 6)}
     first = migrate(
         store,
-        plan_migration(store, name, Recipe(QueryBank(banks["a"]), estimator=NNN(4)), field="a"),
+        plan_correction(store, name, Recipe(QueryBank(banks["a"]), estimator=NNN(4)), field="a"),
     )
     backend.made += [f"{first.target}_hubness", f"{first.target}__bank"]
-    plan = plan_migration(
+    plan = plan_correction(
         store, first.target, Recipe(QueryBank(banks["b"]), estimator=NNN(4)), field="b"
     )
     target = aliased(store, migrate(store, plan).target)

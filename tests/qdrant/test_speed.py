@@ -12,12 +12,13 @@ from qdrant_client import QdrantClient, models
 import qdrant_hubness
 from milvus_hubness import (
     NNN,
+    Copy,
     MigrationOptions,
     NonFiniteVectors,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.jobs.common.corrections import load_corrections
@@ -47,7 +48,7 @@ class World:
         config = models.VectorParams(size=DIM, distance=distance, datatype=datatype)
         self.plain.create_collection("items", vectors_config=config)
         self.plain.upsert("items", self.points())
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, "items", Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
         )
         self.name = migrate(self.store, plan, MigrationOptions(no_writers=True)).target
@@ -207,8 +208,9 @@ def test_a_migration_asks_for_nothing_twice_before_its_rows_are_copied():
     bank = QueryBank(vectors(np.random.default_rng(1), 30, DIM))
     before = len(server.requests)
     store = QdrantStore(world.plain)
-    names = {"target": "again", "bank_collection": "again__bank"}
-    plan = plan_migration(store, "items", Recipe(bank, estimator=NNN(4)), **names)
+    recipe = Recipe(bank, estimator=NNN(4))
+    copy = Copy(target="again")
+    plan = plan_correction(store, "items", recipe, copy, bank_collection="again__bank")
     migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
 
     # The rows of the bank are read to see that they are those that were written, and once more when the
@@ -249,7 +251,7 @@ def test_a_mean_bias_costs_a_thousand_rows_that_have_a_vector(lacking):
         ],
     )
     store = Counting(plain)
-    plan = plan_migration(store, "items", Recipe(QueryBank(vectors(rng, 60, 4)), estimator=NNN(4)))
+    plan = plan_correction(store, "items", Recipe(QueryBank(vectors(rng, 60, 4)), estimator=NNN(4)))
     store.read.clear()
 
     def stop(event):

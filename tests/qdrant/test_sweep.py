@@ -7,6 +7,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     CollectionNotFound,
     MigrationOptions,
@@ -17,8 +18,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
 )
@@ -125,7 +125,7 @@ class Enabled:
         return client.scroll(self.name, limit=500)[0]
 
     def enable(self, **options):
-        plan = plan_enable(self.store, self.name, Recipe(self.bank, estimator=NNN(4)))
+        plan = plan_correction(self.store, self.name, Recipe(self.bank, estimator=NNN(4)), Beside())
         return enable(self.store, plan, **{"client_ttl": 0.0, **options})
 
     def assert_hidden(self, client):
@@ -147,7 +147,7 @@ def test_biases_in_payloads_are_hidden_after_disable_and_removed(everywhere):
     with pytest.raises(
         CannotMigrate, match=r"earlier correction.*hubness_bias.*milvus-hubness sweep"
     ):
-        plan_migration(made.store, made.name, made.bank)
+        plan_correction(made.store, made.name, made.bank)
     found = leftovers(made.store, made.name)
     assert found.keys == {"hubness_bias": 150, "hubness_epoch": 150}
     assert found.banks == (f"{made.name}__bank",)
@@ -155,7 +155,7 @@ def test_biases_in_payloads_are_hidden_after_disable_and_removed(everywhere):
     assert {record.id: record.payload for record in made.read(everywhere.client)} == made.plain
     assert f"{made.name}__bank" not in ours(everywhere)[0]
     assert not leftovers(made.store, made.name)
-    assert plan_migration(made.store, made.name, made.bank).rows == 150
+    assert plan_correction(made.store, made.name, made.bank).body.survey.rows == 150
 
 
 def test_readers_see_none_of_our_keys_while_enable_and_refresh_run(backend):
@@ -194,10 +194,11 @@ def test_a_key_of_the_users_own_is_shown(backend):
 def test_a_bank_that_another_collection_uses_stays(backend):
     made, other = Enabled(backend), Enabled(backend)
     made.enable()
-    plan = plan_enable(
+    plan = plan_correction(
         other.store,
         other.name,
         Recipe(other.bank, estimator=NNN(4)),
+        Beside(),
         bank_collection=f"{made.name}__bank",
     )
     enable(other.store, plan, client_ttl=0.0)
@@ -208,7 +209,7 @@ def test_a_bank_that_another_collection_uses_stays(backend):
 
 def test_an_unfinished_migration_stays(backend):
     made = Enabled(backend)
-    plan = plan_migration(made.store, made.name, Recipe(made.bank, estimator=NNN(4)))
+    plan = plan_correction(made.store, made.name, Recipe(made.bank, estimator=NNN(4)))
     target = migrate(made.store, plan, ALONE).target
     found = sweep(made.store, made.name)
     assert not found

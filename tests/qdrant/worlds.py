@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.support.galleries import nnn, similarity, vectors
 from tests.support.servers import own_name
@@ -82,7 +82,7 @@ class Corrected:
         self.source = backend.fill(self.items, distance, **options)
         self.store = backend.store()
         bank, estimator = QueryBank(self.bank), NNN(self.K, self.ALPHA)
-        plan = plan_migration(self.store, self.source, Recipe(bank, estimator=estimator))
+        plan = plan_correction(self.store, self.source, Recipe(bank, estimator=estimator))
         self.name = migrate(self.store, plan).target
         self.keys = [key(i) for i in range(self.ITEMS)]
         self.client = backend.hubness()

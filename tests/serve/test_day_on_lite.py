@@ -9,7 +9,7 @@ import pytest
 import time_machine
 from grpc import _channel
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration, refresh
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction, refresh
 from milvus_hubness.jobs.refresh.status import status
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file
@@ -40,7 +40,9 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path, real_deadlines):
     ]
     np.save(tmp_path / "bank.npy", banks[0])
     bank = QueryBank(banks[0])
-    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(5)), alias=corrected)
+    plan = plan_correction(
+        lite.store(), name, Recipe(bank, estimator=NNN(5)), Copy(alias=corrected)
+    )
     migrate(lite.store(), plan)
     text = (
         f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{corrected}"\nbank = "bank.npy"\n'

@@ -7,11 +7,12 @@ import pytest
 
 from milvus_hubness import (
     Blend,
+    Copy,
     MigrationOptions,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from tests.serve.worlds import Running, config_file
@@ -25,8 +26,11 @@ def shop(lite):
     client.create_collection(name, dimension=DIM, metric_type="COSINE", consistency_level="Strong")
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(ITEMS)])
     alias = lite.name("live")
-    plan = plan_migration(
-        lite.store(), name, Recipe(QueryBank(BANK), estimator=Blend(), verdict="skip"), alias=alias
+    plan = plan_correction(
+        lite.store(),
+        name,
+        Recipe(QueryBank(BANK), estimator=Blend(), verdict="skip"),
+        Copy(alias=alias),
     )
     migrate(lite.store(), plan, MigrationOptions(no_writers=True))
     return alias

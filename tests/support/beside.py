@@ -4,11 +4,12 @@ import numpy as np
 
 from milvus_hubness import (
     NNN,
+    Beside,
     MigrationOptions,
     QueryBank,
     Recipe,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     rollback,
 )
@@ -19,7 +20,7 @@ DIM, ITEMS, K, ALPHA = 8, 60, 4, 0.75
 AN_HOUR = 3_600.0
 
 
-class Beside:
+class CorrectedBeside:
     """An enabled collection, whose next generation has another bank."""
 
     def __init__(self, database):
@@ -31,8 +32,8 @@ class Beside:
         self.queries = vectors(self.rng, 3, DIM)
         self.name = database.fill(self.items, "IP", keys=self.keys)
         database.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
-        plan = plan_enable(
-            self.store, self.name, Recipe(QueryBank(self.old), estimator=NNN(K, ALPHA))
+        plan = plan_correction(
+            self.store, self.name, Recipe(QueryBank(self.old), estimator=NNN(K, ALPHA)), Beside()
         )
         enable(self.store, plan, client_ttl=0.0)
 

@@ -7,7 +7,7 @@ import pytest
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.jobs.store.records import IDENTITY_PROPERTY
 from tests.support.galleries import as_distance, nnn, similarity, vectors
 
@@ -33,7 +33,7 @@ class Catalogue:
         self.plain, self.name = backend.client(), backend.name("catalogue")
         self.make()
         store = backend.store()
-        plan = plan_migration(
+        plan = plan_correction(
             store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA))
         )
         self.corrected = migrate(store, plan, no_writers=True).target

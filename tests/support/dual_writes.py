@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.support.galleries import nnn, plain_collection, vectors
 
@@ -19,7 +19,7 @@ class Moving:
         self.plain, self.source = backend.client(), backend.name("moving")
         make(self.plain, self.source, self.items, metric)
         self.store = backend.store()
-        plan = plan_migration(
+        plan = plan_correction(
             self.store, self.source, Recipe(QueryBank(self.bank), estimator=estimator or NNN(K))
         )
         self.target = migrate(self.store, plan, no_writers=True).target

@@ -6,13 +6,13 @@ import numpy as np
 
 from milvus_hubness import (
     NNN,
+    Beside,
     LeaseHeld,
     QueryBank,
     Recipe,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -58,15 +58,18 @@ class Growing:
     def _migrated(self):
         keys = [self.database.key(number) for number in self.rows]
         source = self.database.fill(self.items, "IP", keys=keys)
-        plan = plan_migration(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
+        plan = plan_correction(self.store, source, Recipe(QueryBank(self.bank), estimator=NNN(8)))
         return migrate(self.store, plan).target
 
     def _enabled(self):
         name, client = self.database.name(), self.database.database.client
         self.database.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(client, name, self.items, "IP")
-        plan = plan_enable(
-            self.store, name, Recipe(QueryBank(self.bank), estimator=NNN(8), verdict="skip")
+        plan = plan_correction(
+            self.store,
+            name,
+            Recipe(QueryBank(self.bank), estimator=NNN(8), verdict="skip"),
+            Beside(),
         )
         enable(self.store, plan, client_ttl=0)
         return name

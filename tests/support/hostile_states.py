@@ -24,6 +24,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
     Blend,
     HubnessError,
     InvertedSoftmax,
@@ -33,8 +34,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -47,7 +47,7 @@ from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan, as_recipe
 
 DIM, ITEMS, BANK = 8, 40, 24
 SECONDS = 10
@@ -363,17 +363,20 @@ class World:
                 ],
             )
         if self.place in ("beside", "refreshing"):
-            plan = plan_enable(
-                self.store, name, Recipe(self.bank, estimator=InvertedSoftmax(), verdict="warn")
+            plan = plan_correction(
+                self.store,
+                name,
+                Recipe(self.bank, estimator=InvertedSoftmax(), verdict="warn"),
+                Beside(),
             )
             enable(self.store, plan, client_ttl=0.0)
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
             options = {"kind": "modality"} if self.place == "kinds" else {}
-            plan = plan_migration(
+            plan = plan_correction(
                 self.store,
                 name,
-                **as_recipe(self.bank, estimator=estimator, verdict="warn", **options),
+                **as_plan(self.bank, estimator=estimator, verdict="warn", **options),
             )
             name = migrate(self.store, plan, no_writers=True).target
         self.name = name
@@ -490,13 +493,13 @@ class World:
             "refresh": lambda: refresh(s, n, self.bank, force=True, client_ttl=0.0),
             "describe": lambda: c.describe_collection(n),
             "delete": lambda: c.delete(n, ids=[5]),
-            "enable plan": lambda: plan_enable(
-                s, n, Recipe(self.bank, estimator=NNN(4), verdict="warn")
+            "enable plan": lambda: plan_correction(
+                s, n, Recipe(self.bank, estimator=NNN(4), verdict="warn"), Beside()
             ),
             "hybrid search": lambda: c.hybrid_search(
                 n, [AnnSearchRequest(self.query, "vector", {}, limit=4)] * 2, RRFRanker(), limit=4
             ),
-            "migrate plan": lambda: plan_migration(
+            "migrate plan": lambda: plan_correction(
                 s, n, Recipe(self.bank, estimator=NNN(4), verdict="warn")
             ),
             "hubness_state": lambda: c.hubness_state(n),

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, migrate, plan_migration
+from milvus_hubness import NNN, migrate, plan_correction
 from milvus_hubness.jobs.common.corrections import load_correction
 from tests.support.born import born
 from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, BANK, K, CELLS = 32, 160, 200, 6, 8
 
@@ -37,9 +37,7 @@ class Divided:
         if is_migrated or options:
             source = backend.name("divided")
             plain_collection(backend.client(), source, self.items, metric, **index)
-            plan = plan_migration(
-                self.store, source, **as_recipe(bank, estimator=NNN(K), **options)
-            )
+            plan = plan_correction(self.store, source, **as_plan(bank, estimator=NNN(K), **options))
             self.name = migrate(self.store, plan, no_writers=True).target
         else:
             self.name = born(backend, self.items, bank, metric, estimator=NNN(K), **index)

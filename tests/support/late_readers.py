@@ -3,7 +3,7 @@
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType, RRFRanker
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction
 from tests.support.galleries import vectors
 
 DIM, OTHER_DIM, ITEMS = 8, 4, 60
@@ -36,7 +36,9 @@ class LateReaders:
     def correct(self):
         """Let the alias lead to a corrected copy, without a wait for clients."""
         recipe = Recipe(self.bank, estimator=NNN(4), verdict="skip")
-        plan = plan_migration(self.store, self.name, recipe, alias=self.alias, field="vector")
+        plan = plan_correction(
+            self.store, self.name, recipe, Copy(alias=self.alias), field="vector"
+        )
         self.backend.made.append(migrate(self.store, plan, no_writers=True).target)
 
     def assert_of_the_user(self, rows):

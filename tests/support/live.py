@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction
 from tests.support.born import born
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
@@ -24,8 +24,8 @@ class Live:
             source = backend.name("full")
             plain_collection(backend.client(), source, items, self.metric)
             bank = QueryBank(self.bank)
-            plan = plan_migration(
-                self.store, source, Recipe(bank, estimator=NNN(K)), alias=self.alias
+            plan = plan_correction(
+                self.store, source, Recipe(bank, estimator=NNN(K)), Copy(alias=self.alias)
             )
             self.name = migrate(self.store, plan).target
         else:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction
 from tests.support.born import create_corrected
 from tests.support.databases import OnMilvus
 from tests.support.galleries import all_keys, as_distance, nnn, similarity, vectors
@@ -31,8 +31,11 @@ class Corrected:
             return
         self.source = database.fill(self.items, metric, keys=self.keys(range(ITEMS)))
         self.name = f"{self.source}_live"
-        plan = plan_migration(
-            self.store, self.source, Recipe(QueryBank(self.bank), estimator=NNN(8)), alias=self.name
+        plan = plan_correction(
+            self.store,
+            self.source,
+            Recipe(QueryBank(self.bank), estimator=NNN(8)),
+            Copy(alias=self.name),
         )
         migrate(self.store, plan)
 

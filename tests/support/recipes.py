@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from milvus_hubness import Recipe
+from milvus_hubness import Copy, Recipe
 
 WORDS = frozenset(field.name for field in fields(Recipe))
 
@@ -13,3 +13,12 @@ def as_recipe(bank=None, **options):
     """
     words = {name: options.pop(name) for name in WORDS & set(options)}
     return {"recipe": Recipe(bank, **words), **options}
+
+
+def as_plan(bank=None, body=Copy, **options):
+    """Return the arguments of a plan: a recipe and a body of those options that are their words, and the
+    others as they are.
+    """
+    words = {field.name for field in fields(body)} & set(options)
+    chosen = body(**{name: options.pop(name) for name in words})
+    return as_recipe(bank, body=chosen, **options)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, Recipe, enable, plan_enable
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, plan_correction
 from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
@@ -20,8 +20,8 @@ class Enabled:
         backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         plain_collection(self.plain, self.name, self.items, metric)
         self.store = backend.store()
-        plan = plan_enable(
-            self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA))
+        plan = plan_correction(
+            self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA)), Beside()
         )
         self.done = enable(self.store, plan)
         self.client = self.new_client()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration, resume, rollback
+from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction, resume, rollback
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
@@ -52,11 +52,11 @@ class Switching:
         bank = vectors(self.rng, 40, DIM)
         target = f"{self.source}_{ending}"
         self.backend.made += [target, f"{target}__bank"]
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
             Recipe(QueryBank(bank), estimator=NNN(K), verdict="skip"),
-            target=target,
+            Copy(target=target),
         )
         migrate(self.store, plan, no_writers=True)
         self.banks[target] = bank

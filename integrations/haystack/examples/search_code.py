@@ -16,7 +16,7 @@ from milvus_haystack import MilvusDocumentStore, MilvusEmbeddingRetriever
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from haystack_milvus_hubness import HubnessDocumentStore, HubnessEmbeddingRetriever
-from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness import Copy, MilvusStore, QueryBank, connect, migrate, plan_correction
 from milvus_hubness.extending import DemoPair, demo_pairs
 
 FUNCTIONS, QUESTIONS = 600, 100
@@ -58,7 +58,7 @@ def run(uri: str) -> tuple[int, int]:
 
     past_questions = QueryBank(embedded([pair.docstring for pair in others]))
     store = MilvusStore(connect(uri))
-    migrate(store, plan_migration(store, COLLECTION, past_questions, alias=ALIAS))
+    migrate(store, plan_correction(store, COLLECTION, past_questions, Copy(alias=ALIAS)))
 
     corrected = HubnessDocumentStore(ALIAS, **at)
 

@@ -11,7 +11,7 @@ from haystack.document_stores.types import DuplicatePolicy
 from milvus_haystack import MilvusDocumentStore, MilvusEmbeddingRetriever
 
 from haystack_milvus_hubness import HubnessDocumentStore, HubnessEmbeddingRetriever
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_correction
 
 DIM, COUNT, K = 8, 80, 8
 INDEX = {"index_type": "FLAT", "metric_type": "IP", "params": {}}
@@ -40,7 +40,7 @@ class World:
         self.plain.client.flush(name)
         store = MilvusStore(connect(uri))
         self.name = migrate(
-            store, plan_migration(store, name, Recipe(QueryBank(self.bank), estimator=NNN(K)))
+            store, plan_correction(store, name, Recipe(QueryBank(self.bank), estimator=NNN(K)))
         ).target
 
     def document(self, i):

@@ -8,7 +8,7 @@ from haystack.testing import document_store as suite
 from milvus_haystack import MilvusDocumentStore
 
 from haystack_milvus_hubness import HubnessDocumentStore
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_correction
 
 DIM = 768  # of the suite's documents
 INDEX = {"index_type": "FLAT", "metric_type": "IP", "params": {}}
@@ -31,7 +31,7 @@ class TestHubnessDocumentStore(
         store = MilvusStore(connect(uri))
         bank = QueryBank(rng.random((40, DIM), dtype=np.float32))
         target = migrate(
-            store, plan_migration(store, "standard", Recipe(bank, estimator=NNN(k=8)))
+            store, plan_correction(store, "standard", Recipe(bank, estimator=NNN(k=8)))
         ).target
         HubnessDocumentStore(target, **at).delete_documents(["first"])
         return {"collection_name": target, **at}

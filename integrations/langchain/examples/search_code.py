@@ -16,7 +16,7 @@ from langchain_milvus import Milvus
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
-from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness import Copy, MilvusStore, QueryBank, connect, migrate, plan_correction
 from milvus_hubness.extending import DemoPair, demo_pairs
 
 FUNCTIONS, QUESTIONS = 600, 200
@@ -60,7 +60,7 @@ def run(uri: str) -> tuple[int, int]:
         embeddings.embed_documents([pair.docstring for pair in others]), np.float32
     )
     store = MilvusStore(connect(uri))
-    migrate(store, plan_migration(store, COLLECTION, QueryBank(past_questions), alias=ALIAS))
+    migrate(store, plan_correction(store, COLLECTION, QueryBank(past_questions), Copy(alias=ALIAS)))
 
     corrected = HubnessMilvus(embeddings, ALIAS, connection_args={"uri": uri})
 

@@ -9,7 +9,7 @@ from langchain_milvus import Milvus
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from langchain_milvus_hubness import HubnessMilvus
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_correction
 
 
 class Conforming(HubnessMilvus):
@@ -59,10 +59,10 @@ class TestHubnessMilvus(VectorStoreIntegrationTests):
             embeddings.embed_documents([f"query {i}" for i in range(40)]), np.float32
         )
         store = MilvusStore(connect(uri))
-        plan = plan_migration(store, "standard", Recipe(QueryBank(queries), estimator=NNN(k=8)))
+        plan = plan_correction(store, "standard", Recipe(QueryBank(queries), estimator=NNN(k=8)))
         migrate(store, plan)
-        HubnessMilvus(collection_name=plan.target, **options).delete(["first"])
-        return {"collection_name": plan.target, **options}
+        HubnessMilvus(collection_name=plan.body.target, **options).delete(["first"])
+        return {"collection_name": plan.body.target, **options}
 
     @pytest.fixture
     async def vectorstore(self, corrected):

@@ -17,6 +17,8 @@ from langchain_milvus_hubness import HubnessMilvus
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Beside,
+    Copy,
     HubnessClient,
     MilvusStore,
     QueryBank,
@@ -24,8 +26,7 @@ from milvus_hubness import (
     connect,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 
 DIM, DOCUMENTS, BANK, K, ALPHA = 24, 60, 40, 8, 0.75
@@ -98,10 +99,10 @@ class Pair:
         recipe = Recipe(bank, estimator=NNN(K, ALPHA))
         if how == "enabled":
             self.fill(self.milvus(self.corrected))
-            enable(store, plan_enable(store, self.corrected, recipe, field="vector"))
+            enable(store, plan_correction(store, self.corrected, recipe, Beside(), field="vector"))
         else:
-            where = {"target" if how == "copied" else "alias": self.corrected}
-            migrate(store, plan_migration(store, self.plain, recipe, field="vector", **where))
+            copy = Copy(**{"target" if how == "copied" else "alias": self.corrected})
+            migrate(store, plan_correction(store, self.plain, recipe, copy, field="vector"))
 
 
 def index(metric, index_type="FLAT"):

@@ -17,7 +17,7 @@ from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from pymilvus import DataType, MilvusClient
 
 from llama_index_milvus_hubness import HubnessVectorStore
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_migration
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, migrate, plan_correction
 
 DIM = 8
 RNG = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def test_a_collection_of_milvus_vector_store_is_read_and_written_as_it_is(uri, f
 def test_its_migrated_copy_is_ranked_by_the_corrected_score(uri):
     name = milvus_vector_store(uri, "1.2.0", [node(i) for i in range(10)])
     database = MilvusStore(connect(uri))
-    plan = plan_migration(database, name, Recipe(QueryBank(BANK), estimator=NNN(k=8, alpha=0.75)))
+    plan = plan_correction(database, name, Recipe(QueryBank(BANK), estimator=NNN(k=8, alpha=0.75)))
     store = opened(uri, migrate(database, plan).target)
     store.add([node(10)])
     top = np.sort(BANK @ ITEMS[:11].T, axis=0)[-8:].mean(axis=0)

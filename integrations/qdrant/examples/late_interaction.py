@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import MultiVectors, QueryBank, migrate, plan_migration
+from milvus_hubness import Copy, MultiVectors, QueryBank, migrate, plan_correction
 from milvus_hubness.extending import DemoPair, demo_pairs
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
@@ -73,7 +73,7 @@ def run(uri: str) -> tuple[int, int]:
     past_questions = embedded(model, [pair.docstring for pair in others])
     bank = QueryBank.of(MultiVectors.from_list(past_questions, what="the past questions"))
     store = QdrantStore(plain)
-    migrate(store, plan_migration(store, COLLECTION, bank, alias=ALIAS))
+    migrate(store, plan_correction(store, COLLECTION, bank, Copy(alias=ALIAS)))
 
     corrected = HubnessQdrantClient(client=plain)
     questions = embedded(model, [pair.docstring for pair in functions])

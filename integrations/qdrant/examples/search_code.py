@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qdrant_client import QdrantClient, models
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from milvus_hubness import QueryBank, migrate, plan_migration
+from milvus_hubness import Copy, QueryBank, migrate, plan_correction
 from milvus_hubness.extending import DemoPair, demo_pairs
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
@@ -55,7 +55,7 @@ def run(uri: str) -> tuple[int, int]:
 
     past_questions = QueryBank(embedded([pair.docstring for pair in others]))
     store = QdrantStore(plain)
-    migrate(store, plan_migration(store, COLLECTION, past_questions, alias=ALIAS))
+    migrate(store, plan_correction(store, COLLECTION, past_questions, Copy(alias=ALIAS)))
 
     corrected = HubnessQdrantClient(client=plain)
 

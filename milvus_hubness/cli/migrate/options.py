@@ -13,9 +13,10 @@ from milvus_hubness.cli import options
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from milvus_hubness.jobs.common.plan import Plan
     from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.migration.ledger import Migration
-    from milvus_hubness.jobs.migration.plan import MigrationPlan
+    from milvus_hubness.jobs.migration.plan import PlannedCopy
     from milvus_hubness.jobs.store.protocols import Store
 
 Name = Annotated[
@@ -92,26 +93,29 @@ class Planning(options.RecipeOptions):
         writers: Writers,
         *,
         measure: bool = False,
-    ) -> MigrationPlan:
+    ) -> Plan[PlannedCopy]:
         """Return the plan of these options. Raises typer.BadParameter if they name no bank."""
-        from milvus_hubness.jobs.migration.plan import plan_migration
+        from milvus_hubness.jobs.migration.plan import Copy
+        from milvus_hubness.jobs.plan import plan_correction
 
         self.expect(store, source, self.field)
-        return plan_migration(
+        return plan_correction(
             store,
             source,
             self._recipe(store, source),
-            bank_collection=self.bank_name,
-            alias=switching.alias,
-            rename=switching.rename,
+            Copy(
+                target=self.target,
+                alias=switching.alias,
+                rename=switching.rename,
+                measure=measure,
+                index_type=self.index_type,
+                index_params=options.pairs_of(self.index_param, "--index-param"),
+                restart=self.restart,
+                # Without writers there is no client to wait for.
+                client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+            ),
             field=self.field,
-            target=self.target,
-            index_type=self.index_type,
-            restart=self.restart,
-            index_params=options.pairs_of(self.index_param, "--index-param"),
-            measure=measure,
-            # Without writers there is no client to wait for.
-            client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+            bank_collection=self.bank_name,
         )
 
     def _recipe(self, store: Store, source: str) -> Recipe:

@@ -172,12 +172,14 @@ def _apart_from(bank: QueryBank, queries: QueryBank | None) -> Floats | None:
 
 
 def store_verdict(
-    store: Store, collection: str, record: TuningRecord, *, replaces: bool = False
+    store: Store, collection: str, record: TuningRecord | None, *, replaces: bool = False
 ) -> TuningRecord | None:
-    """Store the verdict on a bank; those on other banks stay.
+    """Store the verdict on a bank, if there is one; those on other banks stay.
 
     A stored one that rests on more stays too and is returned, unless `replaces`.
     """
+    if record is None:
+        return None
     # Read again: another process may have judged a bank meanwhile.
     verdicts = store.info(collection, counted=False).verdicts
     if record in verdicts.records:

@@ -12,7 +12,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.state import CollectionState, suffix_for
 from milvus_hubness.errors import (
@@ -37,7 +37,8 @@ from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.enable.plan import EnablePlan
+from milvus_hubness.jobs.common.plan import Plan
+from milvus_hubness.jobs.enable.plan import PlannedBeside
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helpers
 from milvus_hubness.jobs.store.protocols import (
@@ -80,45 +81,53 @@ class Enabled(ShownAsTable):
 
 
 def enable(
-    store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
+    store: Store,
+    plan: Plan[PlannedBeside],
+    *,
+    client_ttl: float | None = None,
+    progress: Progress = silent,
 ) -> Enabled:
     """Write the biases outside the user's vectors,
     write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for the names
     of payload keys. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by
-    default. Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one
+    default. Raises InvalidParameter for a plan of `migrate`,
+    CorrectionNotRecommended if the plan demands a verdict for the bank and has one
     against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
     made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
+    plan.expect_body(PlannedBeside)
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    verdict = plan.chosen.verdict
-    plan.chosen.judging.require(verdict, name)
-    with Lease(store, name, *plan.sides) as lease:
-        if verdict is not None:
-            store_verdict(lease.store, name, verdict)
+    plan.chosen.judging.require(plan.chosen.verdict, name)
+    with Lease(store, name, *plan.body.sides) as lease:
+        store_verdict(lease.store, name, plan.chosen.verdict)
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
-        suffix = plan.suffix
-        if plan.field not in info.states:
-            suffix = suffix_for(plan.field, info.states.values())
-        if plan.field in info.states or suffix != plan.suffix:
+        if plan.field in info.states or plan.suffix != suffix_for(plan.field, info.states.values()):
             raise AlreadyCorrected(
                 f"another job has changed the correction of {field_words(plan.field)} of {name!r} "
                 "since this plan was made: plan again"
             )
 
         with lease.explained():
-            facts = _enable_reranking(lease, replace(plan, source=info), ttl, progress)
+            rows = _enable_reranking(lease, replace(plan, source=info), ttl, progress)
             corrected = lease.store.info(name, counted=False)
             note_fits(lease.store, corrected, corrected.states[plan.field])
 
-    seconds = round(time.perf_counter() - began, 2)
-    return Enabled(collection=name, bank=plan.bank_collection, seconds=seconds, **facts)
+    return Enabled(
+        collection=name,
+        bank=plan.bank_collection,
+        rows=rows,
+        seconds=round(time.perf_counter() - began, 2),
+        side_collection=plan.body.sides[0] if plan.body.sides else None,
+        candidates=plan.body.reranking.candidates,
+        missed=plan.body.reranking.missed,
+    )
 
 
 @contextmanager
@@ -142,50 +151,46 @@ def _drop_if_ours(lease: Lease, source: CollectionInfo, side: str) -> None:
 
 
 def _enable_reranking(
-    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
-) -> dict[str, Any]:
+    lease: Lease, plan: Plan[PlannedBeside], client_ttl: float, progress: Progress
+) -> int:
+    """Write all that the plan leads to, and check it; return the number of rows with a bias."""
     store = lease.store
     name = plan.source.name
+    stored = plan.body.correction.stored_bank(plan.chosen.target_bank)
     with _undone(lease) as undo:
-        state = _new_state(store, plan, undo)
-        expect_free_sides(store, plan.source, plan.sides)
-        for side in plan.sides:
+        state = _new_state(store, plan, stored, undo)
+        expect_free_sides(store, plan.source, plan.body.sides)
+        for side in plan.body.sides:
             # Before it is created, which may fail half way: what is not ours stays.
             undo.callback(_drop_if_ours, lease, plan.source, side)
             create_side(lease, plan.source, side)
-        if not plan.sides:
+        if not plan.body.sides:
             capability(store, BiasKeys).add_bias_keys(name, plan.suffix)
             # Who has not heard of the keys would show them among the user's own.
             wait_seconds(f"all clients to hide the biases of {name!r}", client_ttl)
 
         entries = Entries(store, plan.source, state)
         slot = state.profile.slot
-        fill_generation(entries, slot, plan.correction, "writing biases", progress)
+        fill_generation(entries, slot, plan.body.correction, "writing biases", progress)
         flush_generation(store, state, slot)
-        entries.wait_visible({slot: plan.correction})
+        entries.wait_visible({slot: plan.body.correction})
 
         # Registered before the write, which may reach the database although it fails.
         undo.callback(store.write_property, name, state.property_name, None)
         with noted_unchecked(store, plan.source, plan.field):
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
-            stored = plan.correction.stored_bank(plan.chosen.target_bank)
             confirm_bank(store, state.profile.bank, stored, state.metric)
 
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-            rows = _fill_all(entries, plan.correction, "verifying", progress)
-
-    return {
-        "rows": rows,
-        "side_collection": plan.sides[0] if plan.sides else None,
-        **plan.reranking.model_dump(include={"candidates", "missed"}),
-    }
+            return _fill_all(entries, plan.body.correction, "verifying", progress)
 
 
-def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
+def _new_state(
+    store: Store, plan: Plan[PlannedBeside], stored: StoredBank, undo: ExitStack
+) -> CollectionState:
     """Save the bank, and return the state that the plan leads to."""
-    correction = plan.correction
-    stored = correction.stored_bank(plan.chosen.target_bank)
+    correction = plan.body.correction
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
@@ -195,14 +200,14 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         bank,
         field=plan.field,
         suffix=plan.suffix,
-        dtype=plan.source.vector_fields[plan.field].dtype,
+        dtype=plan.vector.dtype,
         source=plan.source.name,
         phase="ready",
         mean_bias=correction.mean_bias,
         strength=plan.chosen.strength,
         gate=plan.chosen.gate,
         prior=correction.prior,
-        reranking=plan.reranking,
+        reranking=plan.body.reranking,
         evidence=correction.evidence,
         on_hub=plan.chosen.on_hub,
     )

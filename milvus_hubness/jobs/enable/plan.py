@@ -1,4 +1,4 @@
-"""The plan of a correction without a copy: `plan_enable`."""
+"""A plan without a copy: `Beside`, which a caller chooses."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.basics.defaults import MAX_MISS_RATE
-from milvus_hubness.basics.notebooks import ShownAsTable
-from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.beside import sides_of
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped
-from milvus_hubness.correction.state import CandidateReranking, suffix_for
+from milvus_hubness.correction.state import CandidateReranking
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
     InvalidInput,
     InvalidParameter,
 )
-from milvus_hubness.jobs.common.choice import Chosen, chosen
-from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.common.choice import chosen
+from milvus_hubness.jobs.common.inputs import Gallery, read_gallery
+from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.survey import resolved
-from milvus_hubness.jobs.store.ownership import bank_name, side_name
+from milvus_hubness.jobs.store.ownership import side_name
 from milvus_hubness.jobs.store.protocols import (
     BiasKeys,
     SideCollections,
     Store,
     capability,
-    expect_store,
-    validate_new_names,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_ranks
@@ -44,21 +42,13 @@ MEASURED_QUERIES = 1_000
 
 
 @dataclass(frozen=True, eq=False)
-class EnablePlan(ShownAsTable):
-    """A plan to store the biases of `source` outside its vectors."""
+class PlannedBeside(PlannedBody):
+    """Biases outside the vectors: in side collections, or in payloads."""
 
-    source: CollectionInfo
-    field: str
-    suffix: str
-    """The end of the names of the hidden fields, see CollectionState."""
-    bank_collection: str
-    """The collection that holds the bank's generations."""
-    chosen: Chosen
-    """The biases, before they were fitted."""
+    job = "enable"
+
     correction: Correction
     """The fitted biases."""
-    remarks: tuple[str, ...]
-    """What the user should know before the run."""
     reranking: CandidateReranking
     """The number of candidates, chosen by measurement."""
     missed: dict[int, float]
@@ -70,134 +60,103 @@ class EnablePlan(ShownAsTable):
         prefix = self.reranking.side_prefix
         return sides_of(prefix) if prefix is not None else ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, for people and for --json."""
+    def facts(self, plan: Plan[Any]) -> dict[str, Any]:
+        """Return what the plan says of the biases and the candidates, as plain data."""
         prior = self.correction.prior
         return {
-            "source": self.source.name,
-            "field": self.field,
-            "metric": self.correction.layout.metric,
-            "rows": self.source.rows,
+            "rows": plan.source.rows,
             "side_collections": list(self.sides),
             "candidates": self.reranking.candidates,
             "missed": {str(candidates): share for candidates, share in self.missed.items()},
             "measured_queries": self.reranking.queries,
-            "bank": self.chosen.bank_facts(self.bank_collection),
-            **self.chosen.facts,
             "estimator": to_dict(self.correction.fitted.estimator),
             "prior": prior.facts(len(self.correction.clicks)) if prior else None,
-            "remarks": list(self.remarks),
         }
 
 
-def plan_enable(
-    store: Store,
-    source: str,
-    recipe: Recipe | BankLike | str,
-    *,
-    field: str | None = None,
-    bank_collection: str | None = None,
-    max_miss_rate: float = MAX_MISS_RATE,
-    progress: Progress = silent,
-) -> EnablePlan:
-    """Read `source`, fit the biases, and measure the corrected answers that candidates miss.
+@dataclass(frozen=True, eq=False)
+class Beside(Body[PlannedBeside]):
+    """Biases are stored beside the vectors, which stay as they are; `enable` writes them.
 
-    Read only.
-
-    recipe: which biases it gets, or a bank alone, as in plan_migration, but without kinds; the
-    candidates are measured on its real queries, by default on some of the bank's. max_miss_rate: the
-    share of the exact corrected top 10 that may be outside the candidates.
-
-    Raises AlreadyCorrected, CannotMigrate, InvalidParameter, EmptyCollection, CollectionNotFound,
-    BankTooSmall, InvalidInput.
+    Searches fetch more candidates and re-rank them. The candidates are measured on the real queries of
+    the recipe, by default on some of the bank's. Raises InvalidParameter.
     """
-    expect_store(store)
-    if not 0 < max_miss_rate < 1:
-        raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
-    recipe = Recipe.of(recipe).read(store, source, field)
-    if recipe.kind is not None:
-        raise InvalidInput(
-            "biases beside the vectors cannot be compared by kind: leave the kinds out, or migrate the "
-            "collection"
+
+    max_miss_rate: float = MAX_MISS_RATE
+    """The share of the exact corrected top 10 that may be outside the candidates."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_miss_rate < 1:
+            raise InvalidParameter(
+                f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
+            )
+
+    def expect_correctable(self, store: Store, draft: Draft, recipe: Recipe) -> None:
+        """Raise CannotMigrate, AlreadyCorrected, InvalidInput unless `enable` can correct the field."""
+        if recipe.kind is not None:
+            raise InvalidInput(
+                "biases beside the vectors cannot be compared by kind: leave the kinds out, or migrate "
+                "the collection"
+            )
+        info = draft.source
+        info.require_correctable(draft.field)
+        if draft.vector.multi_vectors:
+            raise CannotMigrate(
+                f"{field_words(draft.field)} of {info.name!r} has several vectors a row, whose right "
+                "answers are often not among the raw candidates: migrate the collection, which corrects "
+                "all rows"
+            )
+
+        if draft.field in info.states:
+            raise AlreadyCorrected(
+                f"{field_words(draft.field)} of {info.name!r} is corrected already: refresh it instead"
+            )
+
+    def planned(
+        self, store: Store, draft: Draft, recipe: Recipe, progress: Progress
+    ) -> Plan[PlannedBeside]:
+        """Fit the biases on all rows, and measure the corrected answers that candidates miss."""
+        info = draft.source
+        field = draft.field
+        side = None
+        if isinstance(store, SideCollections):
+            side = _free_side(store, info, draft.suffix)
+        else:
+            capability(store, BiasKeys)
+
+        gallery = read_gallery(store, info, field, progress=progress)
+        bank = recipe.required_bank(info.name)
+        # Also where biases leave the vectors as they are: scores that are equal in float32 cannot be
+        # corrected.
+        resolved(gallery.layout, gallery.vectors, bank, field, draft.vector.dtype)
+        biases = chosen(
+            store,
+            info,
+            field,
+            gallery.layout,
+            recipe,
+            lambda: (gallery.vectors, gallery.items),
+            progress=progress,
         )
-    info, field = _correctable(store, source, field, bank_collection)
-    suffix = suffix_for(field, info.states.values())
-    side = None
-    if isinstance(store, SideCollections):
-        side = _free_side(store, info, suffix)
-    else:
-        capability(store, BiasKeys)
-
-    gallery = read_gallery(store, info, field, progress=progress)
-    bank = recipe.required_bank(info.name)
-    bank.expect_dim(gallery.layout.dim, "the field")
-    dtype = info.vector_fields[field].dtype
-    # Also where biases leave the vectors as they are: scores that are equal in float32 cannot be
-    # corrected.
-    resolved(gallery.layout, gallery.vectors, bank, field, dtype)
-    biases = chosen(
-        store,
-        info,
-        field,
-        gallery.layout,
-        recipe,
-        lambda: (gallery.vectors, gallery.items),
-        progress=progress,
-    )
-    biases = replace(biases, bank=grouped(gallery.layout, bank, gallery.vectors))
-    correction = biases.fit(biases.fit_rows(gallery.vectors, gallery.items))
-    most = store.most_candidates(info)
-    reranking, missed = measure(
-        gallery,
-        correction,
-        recipe.judging.queries or bank,
-        biases.strength,
-        max_miss_rate,
-        side,
-        most,
-    )
-    _require_few_missed(info, reranking, most)
-
-    remarks = (*store.beside_remarks(info), *_remarks_on_expiry(info), *biases.remarks)
-    return EnablePlan(
-        source=info,
-        field=field,
-        suffix=suffix,
-        bank_collection=bank_collection or bank_name(info.name),
-        chosen=biases,
-        correction=correction,
-        remarks=remarks,
-        reranking=reranking,
-        missed=missed,
-    )
-
-
-def _correctable(
-    store: Store, source: str, field: str | None, bank_collection: str | None
-) -> tuple[CollectionInfo, str]:
-    """Return the source and its field, by default the only one, if `enable` can correct them.
-
-    Raises CannotMigrate, AlreadyCorrected, CollectionNotFound, InvalidInput.
-    """
-    info = store.info(source)
-    if info.is_bank:
-        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
-
-    field = field or only_field(info)
-    info.require_correctable(field)
-    if info.vector_fields[field].multi_vectors:
-        raise CannotMigrate(
-            f"{field_words(field)} of {info.name!r} has several vectors a row, whose right answers are "
-            "often not among the raw candidates: migrate the collection, which corrects all rows"
+        biases = replace(biases, bank=grouped(gallery.layout, bank, gallery.vectors))
+        correction = biases.fit(biases.fit_rows(gallery.vectors, gallery.items))
+        most = store.most_candidates(info)
+        reranking, missed = measure(
+            gallery,
+            correction,
+            recipe.judging.queries or bank,
+            biases.strength,
+            self.max_miss_rate,
+            side,
+            most,
         )
-
-    if field in info.states:
-        raise AlreadyCorrected(
-            f"{field_words(field)} of {info.name!r} is corrected already: refresh it instead"
+        _require_few_missed(info, reranking, most)
+        return Plan(
+            **vars(draft),
+            chosen=biases,
+            remarks=(*store.beside_remarks(info), *_remarks_on_expiry(info), *biases.remarks),
+            body=PlannedBeside(correction, reranking, missed),
         )
-
-    validate_new_names(store, bank_collection)
-    return info, field
 
 
 def _require_few_missed(info: CollectionInfo, reranking: CandidateReranking, most: int) -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
-from milvus_hubness.correction.kinds import KindNumbers
-from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
-from milvus_hubness.jobs.migration.plan import MigrationPlan
+from milvus_hubness.jobs.migration.plan import PlannedCopy
 from milvus_hubness.jobs.migration.survey import (
     MEAN_ROWS,
     SAMPLE_ROWS,
     chunk_pages,
+    joined_rows,
     sampled_pages,
 )
 from milvus_hubness.jobs.store.generations import Batch
@@ -31,14 +30,14 @@ from milvus_hubness.jobs.store.protocols import QuerySampling, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Sample, SamplesOf
 
 
-def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
+def begun(ledger: Ledger, plan: Plan[PlannedCopy]) -> Migration:
     """Return the unfinished migration that the plan continues, or a new one.
 
     Raises ResumeRefused.
     """
-    former = ledger.of_target(plan.target)
+    former = ledger.of_target(plan.body.target)
     if former is not None and former.phase not in {"preparing", "finished"}:
-        former.expect(plan.arguments)
+        former.expect(plan.body.arguments)
         return former
 
     # A run that was interrupted before the copy existed may have made a bank collection.
@@ -48,17 +47,17 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     return Migration(
         **interrupted,
         source=plan.source.name,
-        target=plan.target,
+        target=plan.body.target,
         field=plan.field,
         bank_collection=plan.bank_collection,
-        arguments=plan.arguments,
+        arguments=plan.body.arguments,
         source_identity=plan.source.identity,
         phase="preparing",
     )
 
 
 def prepared(
-    store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration
+    store: Store, ledger: Ledger, plan: Plan[PlannedCopy], migration: Migration
 ) -> tuple[Migration, Banks]:
     """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
     once more. Return the migration, and the bank, which the database holds as it is.
@@ -71,7 +70,7 @@ def prepared(
     stored = correction.stored_bank(chosen.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
-    bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
+    bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.chosen.layout.metric)
     if migration.made_bank == "collection":
         made_bank = "collection"
 
@@ -95,19 +94,19 @@ def prepared(
 
     # The phase comes last: a run that is killed before this prepares all of it again.
     ledger.forget_chunks(migration)
-    ledger.write_chunks(migration, plan.survey.chunks)
+    ledger.write_chunks(migration, plan.body.survey.chunks)
     migration = ledger.write(
         migration,
         phase="copying",
         state=state,
         made_bank=made_bank,
-        rows=plan.survey.rows,
-        chunks=len(plan.survey.chunks),
+        rows=plan.body.survey.rows,
+        chunks=len(plan.body.survey.chunks),
     )
     return migration, {bank: stored}
 
 
-def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
+def _gallery(store: Store, plan: Plan[PlannedCopy]) -> FitRows:
     """Return the rows to fit on: all, if the estimator needs them; else rows spread over the keys,
     as many as the constants of the layout and the means need.
     """
@@ -116,14 +115,14 @@ def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
     if plan.chosen.estimator.needs_gallery:
         every_page = (
             page
-            for chunk in plan.survey.chunks
-            for page, _ in chunk_pages(store, source, field, chunk, plan.survey.page_rows)
+            for chunk in plan.body.survey.chunks
+            for page, _ in chunk_pages(store, source, field, chunk, plan.body.survey.page_rows)
         )
-        return _rows_of(plan, every_page)
+        return joined_rows(plan.chosen, every_page)
 
     needs = store.column_needs(plan.source, field)
     constants_need = rows_measured(
-        plan.layout,
+        plan.chosen.layout,
         len(plan.chosen.bank),
         graph_hint=needs.graph_hint,
         locality_hints=needs.locality_hints,
@@ -131,30 +130,9 @@ def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
     if plan.chosen.kinds.rule is not None:
         needed = SAMPLE_ROWS
-    return _rows_of(
-        plan, sampled_pages(store, plan.source, plan.field, plan.survey, plan.layout, needed)
-    )
-
-
-def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
-    """Return the rows of all pages as a fit takes them."""
-    values: list[Values] = [np.empty(0)]
-    kinds: list[KindNumbers] = [np.empty(0, np.int64)]
-
-    # Filled while `Layout.stacked` asks for one page after the other.
-    def vectors() -> Iterator[Floats]:
-        for page in pages:
-            rows = plan.fit_rows(page)
-            if rows.values is not None:
-                values.append(rows.values)
-            if rows.kinds is not None:
-                kinds.append(rows.kinds)
-            yield page.vectors
-
-    return FitRows(
-        plan.layout.stacked(vectors()),
-        np.concatenate(values),
-        None if plan.chosen.kinds.rule is None else np.concatenate(kinds),
+    return joined_rows(
+        plan.chosen,
+        sampled_pages(store, plan.source, plan.field, plan.body.survey, plan.chosen.layout, needed),
     )
 
 

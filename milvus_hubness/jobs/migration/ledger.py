@@ -111,7 +111,7 @@ class Migration(FrozenModel):
     field: Name
     bank_collection: CollectionName
     arguments: dict[str, Any]
-    """Those of MigrationPlan; every further run must have the same."""
+    """Those of PlannedCopy; every further run must have the same."""
     phase: Phase
     state: CollectionState | None = None
     """The state of the copy, once it is planned."""

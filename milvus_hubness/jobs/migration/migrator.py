@@ -20,6 +20,7 @@ from milvus_hubness.jobs.common.fits import DrawnKeys, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.migration.catch_up import (
     Pass,
@@ -48,7 +49,7 @@ from milvus_hubness.jobs.migration.ledger import (
     switch_of_refresh,
 )
 from milvus_hubness.jobs.migration.pauses import noting_pauses
-from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
+from milvus_hubness.jobs.migration.plan import MigrationOptions, PlannedCopy
 from milvus_hubness.jobs.migration.presence import (
     identified,
     require_collections,
@@ -86,7 +87,7 @@ POSTPONED_SECONDS = 30
 def migrate(
     store: Store,
     /,
-    plan: MigrationPlan,
+    plan: Plan[PlannedCopy],
     options: MigrationOptions | None = None,
     *,
     progress: Progress | None = None,
@@ -97,32 +98,34 @@ def migrate(
     After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
     changes: fields of `MigrationOptions`, in place of those of `options`.
-    Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one against
+    Raises InvalidParameter for a plan of `enable`,
+    CorrectionNotRecommended if the plan demands a verdict for the bank and has one against
     it, ResumeRefused if the plan or the source's schema differs from that
     of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
     CannotMigrate, InvalidParameter, StoreError before anything is written if the user lacks a right
     that every copy takes, and the exceptions of the store.
     """
     expect_store(store)
+    plan.expect_body(PlannedCopy)
     if progress is not None:
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
     options.events.report("plan", **plan.to_dict())
-    verdict = plan.chosen.verdict
-    plan.chosen.judging.require(verdict, plan.source.name)
-    expect_rights(store, plan.source, plan.target)
-    with _leased(store, (plan.source.name, plan.target), plan.target, options) as lease:
-        if verdict is not None:
-            store_verdict(lease.store, plan.source.name, verdict)
+    plan.chosen.judging.require(plan.chosen.verdict, plan.source.name)
+    request = plan.body.request
+    target = plan.body.target
+    expect_rights(store, plan.source, target)
+    with _leased(store, (plan.source.name, target), target, options) as lease:
+        store_verdict(lease.store, plan.source.name, plan.chosen.verdict)
         ledger = Ledger(lease.store)
-        earlier = ledger.of_target(plan.target)
+        earlier = ledger.of_target(target)
         # A migration with a state that is being prepared is what an interrupted `clean` has left.
         is_left = earlier is not None and earlier.phase == "preparing" and earlier.state is not None
-        if earlier is not None and (plan.restart or is_left):
+        if earlier is not None and (request.restart or is_left):
             drop_copy(lease, ledger, earlier)
 
         migrator = Migrator(lease, begun(ledger, plan), options)
-        return migrator.run(plan, alias=plan.alias, rename=plan.rename)
+        return migrator.run(plan, alias=request.alias, rename=request.rename)
 
 
 def resume(
@@ -260,7 +263,11 @@ class Migrator:
         """The bank that this run has saved."""
 
     def run(
-        self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
+        self,
+        plan: Plan[PlannedCopy] | None = None,
+        *,
+        alias: str | None = None,
+        rename: bool = False,
     ) -> Migration:
         """Run the steps that are left; the last, cutover, only with alias or rename, or if this is a
         refresh, which moves all names of its source.
@@ -440,7 +447,7 @@ class Migrator:
                 f"migration began: {remedy}"
             )
 
-    def _prepare(self, plan: MigrationPlan | None, source: CollectionInfo) -> None:
+    def _prepare(self, plan: Plan[PlannedCopy] | None, source: CollectionInfo) -> None:
         if plan is None:
             raise ResumeRefused(
                 f"the migration of {self.migration.source!r} ended before anything was copied: "
@@ -477,7 +484,7 @@ class Migrator:
         list_bank(self._store, copy, self.migration.bank_collection)
         list_helpers(self._store, [], source.states.values(), source.collection_id, copy)
 
-    def _copy(self, source: CollectionInfo, plan: MigrationPlan | None) -> None:
+    def _copy(self, source: CollectionInfo, plan: Plan[PlannedCopy] | None) -> None:
         options = self._options
         target = self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
@@ -488,7 +495,7 @@ class Migrator:
         # verification reads it from the database.
         pair = pair_of(self._store, self.migration, options.engine, banks=self._saved_banks)
         recorder = Recorder(self.migration, self._ledger, options.events)
-        page_rows = plan.survey.page_rows if plan else self._store.chunk_rows(source)
+        page_rows = plan.body.survey.page_rows if plan else self._store.chunk_rows(source)
         alone = options.no_writers and self.migration.announced_at is None
         copy_chunks(pair, recorder, options.throttle, page_rows=page_rows, alone=alone)
         self._store.flush(target)

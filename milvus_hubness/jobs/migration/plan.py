@@ -1,4 +1,4 @@
-"""The plan of a migration, which is made without a write, and the options of its run."""
+"""A plan to make a copy: `Copy`, which a caller chooses, and the options of its run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from functools import cache
 from typing import Any
 
 from milvus_hubness.basics.defaults import Engine
-from milvus_hubness.basics.notebooks import ShownAsTable
+from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
-from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.codec.arrays import BYTES, Floats
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.kernels.ann import IndexSpec
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.correction.state import suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -28,26 +26,27 @@ from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
 )
-from milvus_hubness.jobs.common.choice import chosen
-from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.choice import Chosen, chosen
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_client_ttl
+from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
     SAMPLE_ROWS,
-    Fitting,
+    Estimates,
     Resolution,
+    Survey,
     estimates,
     recall_gate,
     recall_words,
     resolution_of,
     sampled_rows,
     survey,
+    widths_of,
 )
-from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import Store, expect_store, validate_new_names
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.jobs.store.protocols import Store, validate_new_names
+from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
 from milvus_hubness.quality.recall import RecallGate
 
 
@@ -76,103 +75,64 @@ class MigrationOptions:
         expect_client_ttl(self.client_ttl)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MigrationPlan(Fitting, ShownAsTable):
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedCopy(PlannedBody):
+    """The copy of a plan, with the field in augmented form."""
 
-    schema: dict[str, Any]
-    """The facts of the source's schema that a further run must find unchanged."""
+    job = "migrate"
+
+    request: Copy
+    """What the caller chose."""
     target: str
     """The name of the copy."""
-    suffix: str
-    """The end of the names of the hidden fields, see CollectionState."""
+    survey: Survey
+    """It fixes the chunks of rows."""
     partitions: tuple[str, ...]
     """The partitions of the source that have names."""
     hidden_fields: tuple[str, ...]
     """The fields that the copy has for its biases."""
-    bank_collection: str
-    """The collection that holds the bank's generations."""
-    alias: str | None
-    """The alias that the cutover moves."""
-    rename: bool
-    """Whether the cutover moves the source's own name instead."""
-    restart: bool
-    """Whether the run drops an unfinished target first."""
-    remarks: tuple[str, ...]
-    """What the user should know before the run."""
+    arguments: dict[str, Any]
+    """The arguments that a further run must repeat, as plain data."""
     server: str
     """The version of the server."""
-    seconds: float
-    """How long copy and verification take, see `estimates`."""
-    memory_bytes: dict[str, int]
-    """The memory that the loaded source and target take, see `estimates`."""
-    vectors_per_row: float = 1.0
-    """The mean number of vectors in a row."""
-    waits: float = 0.0
+    estimates: Estimates
+    """How long copy and verification take, and the memory of the loaded source and target."""
+    waits: float
     """Seconds that the run waits for clients."""
-    recall: RecallGate | None = None
+    recall: RecallGate | None
     """What the index loses with the augmented form, if that was measured."""
-    resolution: Resolution | None = None
+    resolution: Resolution | None
     """What an exact search loses, if that was measured."""
-    index: dict[str, Any] | None = None
-    """The copy's index, if it differs from the source's."""
 
-    @property
-    def rows(self) -> int:
-        """The number of distinct keys."""
-        return self.survey.rows
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that a further run must repeat, as plain data."""
-        chosen = self.chosen
+    def facts(self, plan: Plan[Any]) -> dict[str, Any]:
+        """Return what the plan says of the copy, as plain data."""
+        vector = plan.vector
+        layout = plan.chosen.layout
+        widths = widths_of(layout, vector)
+        rows = self.survey.rows
+        vectors_per_row = self.estimates.vectors_per_row
+        memory_bytes = self.estimates.memory_bytes
         return {
-            "schema": self.schema,
-            "field": self.field,
-            "bank_collection": self.bank_collection,
-            "bank": chosen.bank.fingerprint,
-            "target_bank": chosen.target_bank.fingerprint if chosen.target_bank else None,
-            "estimator": to_dict(chosen.estimator),
-            "strength": chosen.strength,
-            "gate": chosen.gate,
-            "prior": chosen.prior.arguments,
-            "kind": chosen.kind,
-            "on_hub": chosen.on_hub,
-            "slots": self.layout.slots,
-            "spread": self.layout.spread,
-            "index": self.index,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, for people and for --json."""
-        vector = self.vector
-        return {
-            "source": self.source.name,
             "target": self.target,
-            "field": self.field,
-            "metric": self.layout.metric,
             "index_type": vector.index_type,
             "index_params": vector.index_params,
-            "dim": self.layout.dim,
+            "dim": layout.dim,
             "dtype": vector.dtype,
-            "width": self.form.width,
-            "spread": self.layout.spread,
-            "rows": self.rows,
+            "width": widths["target"],
+            "spread": layout.spread,
+            "rows": rows,
             "partitions": list(self.partitions),
             "hidden_fields": list(self.hidden_fields),
             "vector_bytes": {
-                name: int(BYTES[vector.dtype] * width * self.vectors_per_row * self.rows)
-                for name, width in self.widths.items()
+                name: int(BYTES[vector.dtype] * width * vectors_per_row * rows)
+                for name, width in widths.items()
             },
-            "vectors_per_row": round(self.vectors_per_row, 1),
-            "bank": self.chosen.bank_facts(self.bank_collection),
-            **self.chosen.facts,
-            "alias": self.alias,
-            "rename": self.rename,
-            "remarks": list(self.remarks),
+            "vectors_per_row": round(vectors_per_row, 1),
+            "alias": self.request.alias,
+            "rename": self.request.rename,
             "server": self.server,
-            "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
-            "estimated_seconds": round(self.seconds + self.waits, 1),
+            "memory_bytes": {**memory_bytes, "both": sum(memory_bytes.values())},
+            "estimated_seconds": round(self.estimates.seconds + self.waits, 1),
             "waiting_seconds": round(self.waits, 1),
             "resolution": asdict(self.resolution) if self.resolution else None,
             "recall": {**self.recall.to_dict(), "said": recall_words(self.recall)}
@@ -181,174 +141,161 @@ class MigrationPlan(Fitting, ShownAsTable):
         }
 
 
-def expect_index(index_type: object, index_params: object) -> None:
-    """Raise InvalidParameter unless these can be the type and the parameters of an index."""
-    if index_type is not None and not isinstance(index_type, str):
-        raise InvalidParameter(f"index_type must be a text such as 'HNSW', not {index_type!r}")
-    if index_params is not None and not isinstance(index_params, Mapping):
-        raise InvalidParameter(
-            f"index_params must be a dictionary such as {{'M': 16}}, not {index_params!r}"
-        )
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Copy(Body[PlannedCopy]):
+    """A copy of the collection has the biases in its vectors; `migrate` makes it.
 
-
-def plan_migration(
-    store: Store,
-    source: str,
-    recipe: Recipe | BankLike | str,
-    *,
-    field: str | None = None,
-    target: str | None = None,
-    bank_collection: str | None = None,
-    alias: str | None = None,
-    rename: bool = False,
-    measure: bool = False,
-    index_type: str | None = None,
-    index_params: Mapping[str, Any] | None = None,
-    restart: bool = False,
-    client_ttl: float = 0.0,
-) -> MigrationPlan:
-    """Plan a migration of `source`. Read only.
-
-    recipe: which biases the copy gets, or a bank alone, with which the choice of tuning on it, else the
-    default, applies. field: the vector field to correct, by default the only one. target,
-    bank_collection: names of the copy, and of the collection that holds the bank; by default derived
-    from the source's. index_type, index_params: of the copy's index; if the type is unchanged, unnamed
-    parameters are the source's. measure: measure the recall that such an index loses with the augmented
-    form, in some 10 s. client_ttl: as in MigrationOptions; 0 if no client writes.
-
-    `migrate` raises CorrectionNotRecommended before its first write if the verdict on the bank is
-    "leave it alone", unless the recipe goes on all the same.
-
-    Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
-    obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
+    Raises InvalidParameter.
     """
-    expect_client_ttl(client_ttl)
-    expect_index(index_type, index_params)
-    recipe = Recipe.of(recipe)
-    expect_store(store)
-    recipe = recipe.read(store, source, field)
-    present, field = _correctable(store, source, field)
 
-    # From here on, the source is described with the copy's index, which decides on the layout.
-    index = _copy_index(present, field, index_type, index_params)
-    info = present.with_index(field, **index) if index else present
-    store.validate_index(info.vector_fields[field], present.vector_fields[field])
-    layout = _layout(store, info, field, recipe)
-    if measure and layout.multi_vectors:
-        raise InvalidInput(
-            f"the recall of {field_words(field)} cannot be measured: the index is built here on single "
-            "vectors, and it has several a row; leave the measurement out"
-        )
-    # Those that are derived from the source's are as good as it.
-    validate_new_names(store, target, bank_collection)
-    target = target or f"{info.name}_hubness"
-    unfinished = _unfinished(store, info, target, restart=restart)
-    if alias or rename:
-        chosen_switch(store, info.name, target, alias, rename)
-    surveyed = survey(store, info, store.chunk_rows(info))
+    target: str | None = None
+    """Name of the copy, by default derived from the source's."""
+    alias: str | None = None
+    """The alias that the cutover moves."""
+    rename: bool = False
+    """Whether the cutover moves the source's own name instead."""
+    measure: bool = False
+    """Measure the recall that the index loses with the augmented form, in some 10 s."""
+    index_type: str | None = None
+    """Of the copy's index; by default that of the source."""
+    index_params: Mapping[str, Any] | None = None
+    """Of the copy's index; if the type is unchanged, unnamed parameters are the source's."""
+    restart: bool = False
+    """Whether the run drops an unfinished target first."""
+    client_ttl: float = 0.0
+    """As in MigrationOptions; 0 if no client writes."""
 
-    @cache
-    def sample() -> tuple[Floats, Items]:
-        return sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
-
-    fitting = Fitting(
-        source=info,
-        field=field,
-        survey=surveyed,
-        # Who continues a migration has decided already.
-        chosen=chosen(store, info, field, layout, recipe, sample, is_judged=unfinished is None),
-    )
-    estimated = estimates(store, fitting)
-    remarks = _remarks(store, fitting, alias, estimated.vectors_per_row)
-    if index is not None:
-        former = present.vector_fields[field]
-        remarks.append(
-            f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
-        )
-
-    remarks += _duplicate_remarks(store, fitting)
-    if not measure and _has_graph_of_products(store, fitting):
-        vectors, _ = sample()
-        if lengths_vary(fitting.layout, vectors):
-            remarks.append(LENGTHS_REMARK)
-
-    resolution = resolution_of(store, fitting)
-    if resolution is not None:
-        remarks += resolution.remark(fitting.vector.dtype)
-    recall = recall_gate(store, fitting) if measure else None
-
-    suffix = suffix_for(field, info.states.values())
-    plan = MigrationPlan(
-        **vars(fitting),
-        schema=store.schema_facts(present),
-        target=target,
-        suffix=suffix,
-        partitions=tuple(store.named_partitions(info)),
-        hidden_fields=tuple(store.fields_of_copy(_hidden_fields(fitting.layout, suffix))),
-        bank_collection=bank_collection or bank_name(info.name),
-        alias=alias,
-        rename=rename,
-        restart=restart,
-        remarks=tuple(remarks),
-        server=store.server_version(),
-        **estimated._asdict(),
-        waits=waits_for_clients(client_ttl, estimated.seconds, alias=alias, rename=rename),
-        recall=recall,
-        resolution=resolution,
-        index=index,
-    )
-    return _with_resume_remark(plan, unfinished)
-
-
-def _correctable(store: Store, source: str, field: str | None) -> tuple[CollectionInfo, str]:
-    """Return the source and its field, by default the only one, if a migration can correct them.
-
-    Raises CannotMigrate, AlreadyCorrected, EmptyCollection, CollectionNotFound, InvalidInput.
-    """
-    info = store.info(source)
-    if info.is_bank:
-        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
-
-    field = field or only_field(info)
-    state = info.states.get(field)
-    # Biases in a side collection leave the rows as they are, and these can be copied.
-    if state is not None and not state.codec.sides:
-        if state.codec.needs_candidates:
-            raise AlreadyCorrected(
-                f"{info.name!r} carries biases for {field_words(field)} in keys that a copy would "
-                "need itself"
+    def __post_init__(self) -> None:
+        expect_client_ttl(self.client_ttl)
+        if self.index_type is not None and not isinstance(self.index_type, str):
+            raise InvalidParameter(
+                f"index_type must be a text such as 'HNSW', not {self.index_type!r}"
+            )
+        if self.index_params is not None and not isinstance(self.index_params, Mapping):
+            raise InvalidParameter(
+                f"index_params must be a dictionary such as {{'M': 16}}, not {self.index_params!r}"
             )
 
-        raise AlreadyCorrected(
-            f"{info.name!r} is already corrected in {field_words(field)} (from {state.source!r}): refresh it "
-            "instead"
+    def expect_correctable(self, store: Store, draft: Draft, recipe: Recipe) -> None:
+        """Raise CannotMigrate, AlreadyCorrected, EmptyCollection unless the field can be copied."""
+        info = draft.source
+        state = info.states.get(draft.field)
+        # Biases in a side collection leave the rows as they are, and these can be copied.
+        if state is not None and not state.codec.sides:
+            words = field_words(draft.field)
+            if state.codec.needs_candidates:
+                raise AlreadyCorrected(
+                    f"{info.name!r} carries biases for {words} in keys that a copy would need itself"
+                )
+
+            raise AlreadyCorrected(
+                f"{info.name!r} is already corrected in {words} (from {state.source!r}): refresh it "
+                "instead"
+            )
+
+        if obstacles := store.obstacles(info, draft.field, draft.suffix):
+            raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
+        if not info.rows:
+            raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
+
+    def planned(
+        self, store: Store, draft: Draft, recipe: Recipe, progress: Progress
+    ) -> Plan[PlannedCopy]:
+        """Choose the biases on a sample, and estimate what the copy takes."""
+        present = draft.source
+        field = draft.field
+        # From here on, the source is described with the copy's index, which decides on the layout.
+        index = self._index(draft.vector)
+        if index is not None:
+            draft = replace(draft, source=present.with_index(field, **index))
+        info = draft.source
+        store.validate_index(draft.vector, present.vector_fields[field])
+        layout = _layout(store, info, field, recipe)
+        if self.measure and layout.multi_vectors:
+            raise InvalidInput(
+                f"the recall of {field_words(field)} cannot be measured: the index is built here on "
+                "single vectors, and it has several a row; leave the measurement out"
+            )
+
+        # One that is derived from the source's is as good as it.
+        validate_new_names(store, self.target)
+        target = self.target or f"{info.name}_hubness"
+        unfinished = _unfinished(store, info, target, restart=self.restart)
+        if self.alias or self.rename:
+            chosen_switch(store, info.name, target, self.alias, self.rename)
+        surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
+
+        @cache
+        def sample() -> tuple[Floats, Items]:
+            return sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
+
+        biases = chosen(
+            store,
+            info,
+            field,
+            layout,
+            recipe,
+            sample,
+            # Who continues a migration has decided already.
+            is_judged=unfinished is None,
+            progress=progress,
         )
+        estimated = estimates(store, draft, surveyed, biases)
+        remarks = _remarks(
+            store, draft, biases, self.alias, surveyed.rows * estimated.vectors_per_row
+        )
+        if index is not None:
+            former = present.vector_fields[field]
+            remarks.append(
+                f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
+            )
 
-    suffix = suffix_for(field, info.states.values())
-    if obstacles := store.obstacles(info, field, suffix):
-        raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
-    if not info.rows:
-        raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
+        remarks += _duplicate_remarks(store, info, surveyed.rows)
+        if not self.measure and _has_graph_of_products(store, draft, biases.layout):
+            vectors, _ = sample()
+            if lengths_vary(biases.layout, vectors):
+                remarks.append(LENGTHS_REMARK)
 
-    return info, field
+        resolution = resolution_of(store, draft, surveyed, biases)
+        if resolution is not None:
+            remarks += resolution.remark(draft.vector.dtype)
+        arguments = _arguments(draft, biases, store.schema_facts(present), index)
+        if unfinished and not self.restart and (changes := unfinished.changes(arguments)):
+            remarks.append(f"{changes}: a run needs them again, or --restart, which drops it first")
 
+        body = PlannedCopy(
+            request=self,
+            target=target,
+            survey=surveyed,
+            partitions=tuple(store.named_partitions(info)),
+            hidden_fields=tuple(store.fields_of_copy(_hidden_fields(biases.layout, draft.suffix))),
+            arguments=arguments,
+            server=store.server_version(),
+            estimates=estimated,
+            waits=waits_for_clients(
+                self.client_ttl, estimated.seconds, alias=self.alias, rename=self.rename
+            ),
+            recall=recall_gate(store, draft, surveyed, biases) if self.measure else None,
+            resolution=resolution,
+        )
+        return Plan(**vars(draft), chosen=biases, remarks=tuple(remarks), body=body)
 
-def _copy_index(
-    info: CollectionInfo, field: str, index_type: str | None, index_params: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """Return the type and the parameters of the copy's index; None for those of the source."""
-    if index_type is None and not index_params:
-        return None
+    def _index(self, vector: VectorField) -> dict[str, Any] | None:
+        """Return the type and the parameters of the copy's index; None for those of the source."""
+        if self.index_type is None and not self.index_params:
+            return None
 
-    vector = info.vector_fields[field]
-    chosen_type = index_type.upper() if index_type else vector.index_type
-    inherited = vector.index_params if chosen_type == vector.index_type else {}
-    return {"index_type": chosen_type, "index_params": {**inherited, **(index_params or {})}}
+        index_type = self.index_type.upper() if self.index_type else vector.index_type
+        inherited = vector.index_params if index_type == vector.index_type else {}
+        return {
+            "index_type": index_type,
+            "index_params": {**inherited, **(self.index_params or {})},
+        }
 
 
 def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> Layout:
-    """Return the columns of the copy's vectors, without kinds. Raises DimensionMismatch,
-    InvalidParameter.
+    """Return the columns of the copy's vectors, without kinds. Raises CannotMigrate for kinds
+    that are not possible, InvalidParameter.
     """
     vector = info.vector_fields[field]
     needs = store.column_needs(info, field)
@@ -359,31 +306,56 @@ def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> L
         spread=needs.spread,
         multi_vectors=vector.multi_vectors,
     )
-    bank = recipe.required_bank(info.name)
-    bank.expect_rows(layout.multi_vectors, field_words(field))
-    bank.expect_dim(layout.dim, "the field")
     recipe.kind_request.expect_possible(layout, field)
     return layout
 
 
 def _remarks(
-    store: Store, fitting: Fitting, alias: str | None, vectors_per_row: float
+    store: Store, draft: Draft, biases: Chosen, alias: str | None, vectors: float
 ) -> list[str]:
-    """Return what the database, the verdict on the bank and the method say of the plan."""
-    info = fitting.source
-    chosen = fitting.chosen
+    """Return what the database, the verdict on the bank and the method say of the plan.
+
+    vectors: about how many vectors all rows have.
+    """
+    info = draft.source
 
     # The cutover moves the caller's alias, so it is not one of those that stay at the source.
-    other_aliases = tuple(name for name in info.aliases if name != alias)
-    remarks = store.remarks(replace(info, aliases=other_aliases), fitting.field)
-    remarks += chosen.remarks
-    if chosen.estimator.needs_gallery:
-        size = 4 * fitting.layout.dim * fitting.survey.rows * vectors_per_row / 2**20
+    staying = replace(info, aliases=tuple(name for name in info.aliases if name != alias))
+    remarks = store.remarks(staying, draft.field)
+    remarks += biases.remarks
+    if biases.estimator.needs_gallery:
+        size = 4 * biases.layout.dim * vectors / 2**20
         remarks.append(
             f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"
         )
 
     return remarks
+
+
+def _arguments(
+    draft: Draft, biases: Chosen, schema: dict[str, Any], index: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the arguments that a further run must repeat, as plain data.
+
+    schema: the facts of the source's schema that it must find unchanged. index: of the copy, if it
+    differs from the source's.
+    """
+    return {
+        "schema": schema,
+        "field": draft.field,
+        "bank_collection": draft.bank_collection,
+        "bank": biases.bank.fingerprint,
+        "target_bank": biases.target_bank.fingerprint if biases.target_bank else None,
+        "estimator": to_dict(biases.estimator),
+        "strength": biases.strength,
+        "gate": biases.gate,
+        "prior": biases.prior.arguments,
+        "kind": biases.kind,
+        "on_hub": biases.on_hub,
+        "slots": biases.layout.slots,
+        "spread": biases.layout.spread,
+        "index": index,
+    }
 
 
 def _hidden_fields(layout: Layout, suffix: str) -> list[str]:
@@ -400,18 +372,18 @@ LENGTHS_REMARK = (
 )
 
 
-def _has_graph_of_products(store: Store, fitting: Fitting) -> bool:
+def _has_graph_of_products(store: Store, draft: Draft, layout: Layout) -> bool:
     """Whether the copy's index is a graph of single vectors by inner products, in float32."""
-    if fitting.layout.metric != "IP" or fitting.layout.multi_vectors:
-        return False
-    has_graph = IndexSpec.of(fitting.vector.index_type, {}).search_parameter == "ef"
-    return has_graph and store.column_needs(fitting.source, fitting.field).length_pull
+    return (
+        layout.metric == "IP"
+        and not layout.multi_vectors
+        and IndexSpec.of(draft.vector.index_type, {}).search_parameter == "ef"
+        and store.column_needs(draft.source, draft.field).length_pull
+    )
 
 
-def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
+def _duplicate_remarks(store: Store, info: CollectionInfo, distinct: int) -> list[str]:
     """Return a remark if several rows have one key; the copy gets one of them."""
-    info = fitting.source
-    distinct = fitting.survey.rows
     if distinct >= info.rows:
         return []
 
@@ -420,8 +392,9 @@ def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
     if distinct >= counted:
         return []
 
-    rows = min(info.rows, counted)
-    return [f"{rows} rows but {distinct} distinct keys: one row of each key is copied"]
+    return [
+        f"{min(info.rows, counted)} rows but {distinct} distinct keys: one row of each key is copied"
+    ]
 
 
 def waits_for_clients(
@@ -439,19 +412,6 @@ def waits_for_clients(
     # Before the name moves all writes must reach both; after it, some clients have not heard yet. If
     # the source gets a new name, clients send their requests to it before its own leads to the copy.
     return client_ttl * (3 if rename else 2)
-
-
-def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> MigrationPlan:
-    """Return the plan with a remark if it differs from an unfinished run, which refuses it then."""
-    if unfinished is None or plan.restart:
-        return plan
-
-    changes = unfinished.changes(plan.arguments)
-    if not changes:
-        return plan
-
-    remark = f"{changes}: a run needs them again, or --restart, which drops it first"
-    return replace(plan, remarks=(*plan.remarks, remark))
 
 
 def _unfinished(

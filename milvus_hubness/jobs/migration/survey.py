@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from milvus_hubness.correction.codec.arrays import (
     BYTES,
     Dtype,
     Floats,
-    StorageFormat,
     decode,
     rounded,
 )
@@ -27,10 +26,12 @@ from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.kinds import KindNumbers
+from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.choice import Chosen
 from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.plan import Draft
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
@@ -247,38 +248,9 @@ none: each row has up to 2·M links of four bytes.
 """
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """What a migration of `source` fits, and on what."""
-
-    source: CollectionInfo
-    field: str
-    survey: Survey
-    """It fixes the chunks of rows."""
-    chosen: Chosen
-    """The biases of the copy."""
-
-    def fit_rows(self, rows: Batch) -> FitRows:
-        """Return rows of the source as a fit takes them."""
-        return self.chosen.fit_rows(rows.vectors, Items(rows.keys, rows.rows))
-
-    @property
-    def layout(self) -> Layout:
-        """The columns of the copy's vectors."""
-        return self.chosen.layout
-
-    @property
-    def vector(self) -> VectorField:
-        return self.source.vector_fields[self.field]
-
-    @property
-    def form(self) -> StorageFormat:
-        return form_of(self.layout, self.vector.dtype)
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The numbers per vector of the source and of the target."""
-        return {"source": self.layout.dim, "target": self.form.width}
+def widths_of(layout: Layout, vector: VectorField) -> dict[str, int]:
+    """Return the numbers per vector of the source and of a copy with this layout."""
+    return {"source": layout.dim, "target": form_of(layout, vector.dtype).width}
 
 
 class Estimates(NamedTuple):
@@ -292,20 +264,21 @@ class Estimates(NamedTuple):
     """The mean number of vectors in a row: 1 unless rows have several."""
 
 
-def estimates(store: Store, fitting: Fitting) -> Estimates:
+def estimates(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> Estimates:
     """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
-
-    def correct(batch: Batch) -> None:
-        fitting.chosen.fit(fitting.fit_rows(batch))
-
-    largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
+    largest_chunk = max(surveyed.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
-        store, fitting.source.name, fitting.field, largest_chunk, limit=fitting.survey.page_rows
+        store, draft.source.name, draft.field, largest_chunk, limit=surveyed.page_rows
     )
     reading_seconds = time.perf_counter() - began
     return estimated(
-        batch, reading_seconds, correct, fitting.vector, fitting.widths, fitting.survey.rows
+        batch,
+        reading_seconds,
+        lambda rows: chosen.fit(chosen.fit_rows(rows.vectors, rows.items)),
+        draft.vector,
+        widths_of(chosen.layout, draft.vector),
+        surveyed.rows,
     )
 
 
@@ -347,38 +320,36 @@ def estimated(
     return Estimates(seconds, memory_bytes, per_row)
 
 
-def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
+def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) -> RecallGate:
     """Measure the recall that the collection's own kind of index loses with the augmented form, on
     up to ROWS rows.
     """
-    info = fitting.source
-    field = fitting.field
-    vector = fitting.vector
+    info = draft.source
+    field = draft.field
 
     # Chunks in random order: each costs one request, and rows of all ages are among them.
-    parts: list[FitRows] = []
+    pages: list[Batch] = []
     rows_left = ROWS
-    for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
+    for chunk in np.random.default_rng(0).permutation(np.array(surveyed.chunks, object)):
         if rows_left <= 0:
             break
-        batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
-        parts.append(fitting.fit_rows(batch))
-        rows_left -= len(batch)
-    rows = joined_rows(fitting.layout, parts)
+        pages.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)))
+        rows_left -= len(pages[-1])
+    rows = joined_rows(chosen, pages)
     vectors = rows.vectors
 
-    correction = fitting.chosen.measured(store, info, field, rows).fit(rows)
+    correction = chosen.measured(store, info, field, rows).fit(rows)
     needs = store.column_needs(info, field)
-    valid = ~fitting.layout.invalid(vectors)
+    valid = ~chosen.layout.invalid(vectors)
     neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
     return measure_recall(
         correction.layout,
         vectors,
         correction.with_prior(neutral, valid, None, rows.values),
-        fitting.chosen.bank.vectors,
-        vector.index_type,
-        vector.index_params,
-        rows_total=fitting.survey.rows,
+        chosen.bank.vectors,
+        draft.vector.index_type,
+        draft.vector.index_params,
+        rows_total=surveyed.rows,
         graph_hint=needs.graph_hint,
         locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
         length_pull=needs.length_pull,
@@ -387,14 +358,25 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     )
 
 
-def joined_rows(layout: Layout, parts: Sequence[FitRows]) -> FitRows:
-    """Return the rows of several parts, at least one, in one."""
-    values = [part.values for part in parts if part.values is not None]
-    kinds = [part.kinds for part in parts if part.kinds is not None]
+def joined_rows(chosen: Chosen, pages: Iterable[Batch]) -> FitRows:
+    """Return the rows of all pages as a fit takes them."""
+    values: list[Values] = [np.empty(0)]
+    kinds: list[KindNumbers] = [np.empty(0, np.int64)]
+
+    # Filled while `Layout.stacked` asks for one page after the other.
+    def vectors() -> Iterator[Floats]:
+        for page in pages:
+            rows = chosen.fit_rows(page.vectors, page.items)
+            if rows.values is not None:
+                values.append(rows.values)
+            if rows.kinds is not None:
+                kinds.append(rows.kinds)
+            yield page.vectors
+
     return FitRows(
-        layout.stacked(part.vectors for part in parts),
-        np.concatenate(values) if values else None,
-        np.concatenate(kinds) if kinds else None,
+        chosen.layout.stacked(vectors()),
+        np.concatenate(values),
+        None if chosen.kinds.rule is None else np.concatenate(kinds),
     )
 
 
@@ -524,13 +506,15 @@ def resolved(
     return measured
 
 
-def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
+def resolution_of(
+    store: Store, draft: Draft, surveyed: Survey, chosen: Chosen
+) -> Resolution | None:
     """Measure the resolution on rows spread over the collection and queries of the bank; None if
     the augmented form is as good as the vectors. Raises CannotMigrate as `resolved` does.
     """
-    layout = fitting.layout
-    dtype = fitting.vector.dtype
-    sample = fitting.survey.sample
+    layout = chosen.layout
+    dtype = draft.vector.dtype
+    sample = surveyed.sample
     # What half precision costs a MaxSim is not measured here, and L2 has none.
     if layout.multi_vectors or (layout.metric != "L2" and dtype == "float32"):
         return None
@@ -538,11 +522,11 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     sampled_rows = sum(map(len, sample.values()))
     every = max(1, -(-sampled_rows // MEASURED_ROWS))
     parts = [
-        store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors
+        store.get(draft.source.name, keys[::every], draft.field, partition=partition).vectors
         for partition, keys in sample.items()
         if keys
     ]
-    return resolved(layout, layout.stacked(parts), fitting.chosen.bank, fitting.field, dtype)
+    return resolved(layout, layout.stacked(parts), chosen.bank, draft.field, dtype)
 
 
 def recall_words(gate: RecallGate) -> str:

@@ -34,7 +34,7 @@ from milvus_hubness.jobs.refresh.refreshing import Action, Refreshing, RefreshRe
 from milvus_hubness.jobs.store.protocols import confirm_bank
 
 
-class Beside(Refreshing):
+class BesideVectors(Refreshing):
     """Carries out the refresh of biases beside the vectors."""
 
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
@@ -114,14 +114,14 @@ class Beside(Refreshing):
             job = self._announced("returning", profile)
         return job._written(bank, "the last refresh was taken back")
 
-    def _announced(self, use: Literal["filling", "returning"], profile: Profile) -> Beside:
+    def _announced(self, use: Literal["filling", "returning"], profile: Profile) -> BesideVectors:
         """Have clients write the biases of this generation too with every row from now on; return the
         job with the new state.
         """
         wait_unread(self.info, self.state, self.options.client_ttl, self.options.throttle.stopped)
         return self._replace_other(OtherGeneration(use=use, profile=profile))
 
-    def _replace_other(self, other: OtherGeneration | None) -> Beside:
+    def _replace_other(self, other: OtherGeneration | None) -> BesideVectors:
         """Write the state with another second generation, and drop the bank of the one before unless
         it has further use; return the job with the new state.
         """

@@ -17,7 +17,6 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
 from milvus_hubness.correction.fitted import Correction, measured_kinds
-from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import LeaseHeld, StoreError
 from milvus_hubness.jobs.common.corrections import keep_nearest
@@ -207,7 +206,7 @@ class ByCopy(Refreshing):
 
         def correct(rows: Batch) -> None:
             vectors = codec.decode_rows(codec.columns(rows.vectors, rows.rows))
-            correction.centred(vectors, Items(rows.keys, rows.rows))
+            correction.centred(vectors, rows.items)
 
         vector = info.vector_fields[field]
         widths = {

@@ -248,8 +248,7 @@ class Refreshing(ABC):
 
         self.lease.check()
         self._audit_force(plan, verdict, evaluation)
-        if verdict is not None:
-            store_verdict(self.store, self.info.name, verdict)
+        store_verdict(self.store, self.info.name, verdict)
         fresh = self._fresh(plan, correction)
         if plan.fits_bank:
             self.fit_of(fresh).write(sample.key_count, sample.fitted)

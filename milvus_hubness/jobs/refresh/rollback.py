@@ -10,7 +10,7 @@ from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.migrator import Rollback, roll_back
 from milvus_hubness.jobs.migration.plan import MigrationOptions
-from milvus_hubness.jobs.refresh.beside import Beside
+from milvus_hubness.jobs.refresh.beside import BesideVectors
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -42,7 +42,7 @@ def rollback(
 
     with leasing(store, name, validate) as (lease, info):
         state = ready_state(info, field)
-        job = Beside(
+        job = BesideVectors(
             store=lease.store,
             lease=lease,
             info=info,

@@ -20,7 +20,7 @@ from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.migration.corrected import half_switched, unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.refresh.beside import Beside
+from milvus_hubness.jobs.refresh.beside import BesideVectors
 from milvus_hubness.jobs.refresh.by_copy import ByCopy, copying
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
@@ -197,7 +197,7 @@ def _refreshed(
         bank_collection = state.profile.bank.collection
         store.drop_spare_generations(bank_collection, Ledger(store).used_banks)
 
-    kind: type[Refreshing] = Beside if whole.codec.leaves_vectors else ByCopy
+    kind: type[Refreshing] = BesideVectors if whole.codec.leaves_vectors else ByCopy
     job = kind(
         store=store,
         lease=lease,

@@ -33,7 +33,7 @@ from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, joined
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
-from milvus_hubness.correction.prior import problem_of
+from milvus_hubness.correction.prior import Items, problem_of
 from milvus_hubness.correction.state import BankReference, read_states
 from milvus_hubness.errors import (
     CollectionExists,
@@ -63,6 +63,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def items(self) -> Items:
+        """The rows for a prior."""
+        return Items(self.keys, self.rows)
 
     @classmethod
     def joined(cls, batches: Sequence[Batch]) -> Batch:

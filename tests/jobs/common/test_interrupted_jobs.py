@@ -7,6 +7,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    Beside,
     MilvusStore,
     NotCorrected,
     QueryBank,
@@ -16,8 +17,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     status,
 )
@@ -70,7 +70,7 @@ def helpers_of(client, name):
 
 def enabled(client, name, bank):
     store = MilvusStore(client)
-    plan = plan_enable(store, name, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(4)), Beside())
     return enable(store, plan, client_ttl=0)
 
 
@@ -83,7 +83,7 @@ def test_a_copy_without_the_rights_for_it_is_refused_before_anything_is_written(
         MilvusStore, "denied", lambda store, name, rights: [r for r in rights if r in lacking]
     )
     store = MilvusStore(client)
-    plan = plan_migration(store, source, Recipe(bank, estimator=NNN(4)))
+    plan = plan_correction(store, source, Recipe(bank, estimator=NNN(4)))
     before = client.list_collections()
     with pytest.raises(StoreError) as error:
         migrate(store, plan, no_writers=True)
@@ -156,7 +156,7 @@ def test_clean_is_finished_by_clean(client, source, bank, right):
     """With the samples of the copy, which nothing names once it is gone."""
     store = MilvusStore(client)
     start_sampling(store, source)
-    target = migrate(store, plan_migration(store, source, Recipe(bank, estimator=NNN(4)))).target
+    target = migrate(store, plan_correction(store, source, Recipe(bank, estimator=NNN(4)))).target
     client.denied = right
     with pytest.raises(StoreError):
         clean(store, source, drop=target)

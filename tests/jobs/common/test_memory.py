@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_migration, refresh
+from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, migrate, plan_correction, refresh
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
@@ -95,7 +95,7 @@ def peaks_of(lite, rows):
 
     def migration():
         done = migrate(
-            store, plan_migration(store, name, Recipe(banks[0], estimator=NNN(4))), no_writers=True
+            store, plan_correction(store, name, Recipe(banks[0], estimator=NNN(4))), no_writers=True
         )
         assert (done.phase, done.rows) == ("verified", rows)
 

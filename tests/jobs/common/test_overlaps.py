@@ -11,8 +11,10 @@ from milvus_hubness import (
     CSLS,
     NNN,
     AlreadyCorrected,
+    Beside,
     CollectionExists,
     CollectionNotFound,
+    Copy,
     LeaseHeld,
     NoMigration,
     QueryBank,
@@ -23,8 +25,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     resume,
     rollback,
@@ -61,7 +62,7 @@ class Case:
         self.copy = f"{self.name}_hubness"
 
     def migrated(self):
-        self.plan = plan_migration(
+        self.plan = plan_correction(
             self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(4))
         )
         migrate(self.store, self.plan)
@@ -118,8 +119,11 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
     case = Case(lite)
     lite.made += [f"{case.name}__bias_a", f"{case.name}__bias_b"]
     plans = [
-        plan_enable(
-            case.store, case.name, Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn")
+        plan_correction(
+            case.store,
+            case.name,
+            Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn"),
+            Beside(),
         )
         for _ in range(2)
     ]
@@ -194,8 +198,8 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite):
                 application.insert(case.name, {**row, "id": 900 + number})
 
     store = Beset(lite.client())
-    plan = plan_enable(
-        store, case.name, Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn")
+    plan = plan_correction(
+        store, case.name, Recipe(QueryBank(case.bank), estimator=NNN(4), verdict="warn"), Beside()
     )
     enable(store, plan)
     assert next(counts) > 4
@@ -234,7 +238,7 @@ def test_only_a_copy_of_this_migration_is_dropped(lite, how):
     jobs = {
         "clean": lambda: clean(case.store, case.name, drop=case.copy),
         "restart": lambda: migrate(
-            case.store, plan_migration(case.store, case.name, recipe, restart=True)
+            case.store, plan_correction(case.store, case.name, recipe, Copy(restart=True))
         ),
     }
     with pytest.raises(CollectionExists, match="another client created it"):

@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import InvalidInput, InvalidParameter, Recipe, RefreshOptions
-from milvus_hubness.jobs.migration.plan import MigrationOptions, plan_migration
+from milvus_hubness import (
+    Copy,
+    InvalidInput,
+    InvalidParameter,
+    Recipe,
+    RefreshOptions,
+    plan_correction,
+)
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 
 
 def planned(**changed):
     """Plan a migration in no database."""
     words = {"gate": changed.pop("gate")} if "gate" in changed else {}
-    plan_migration(None, "products", Recipe(np.eye(4), **words), **changed)
+    plan_correction(None, "products", Recipe(np.eye(4), **words), Copy(**changed))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,12 @@ def test_a_migration(name, value, message):
         for options in (MigrationOptions, RefreshOptions):
             with pytest.raises(InvalidParameter, match=message):
                 options(client_ttl=value)
+
+
+@pytest.mark.parametrize("body", ["live", None, Copy])
+def test_a_body(body):
+    with pytest.raises(InvalidParameter, match=r"^body must be a Copy or a Beside, not "):
+        plan_correction(None, "products", np.eye(4), body)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -8,6 +8,7 @@ import pytest
 from milvus_hubness import (
     CSLS,
     NNN,
+    Beside,
     Blend,
     DistributionNormalization,
     DualInvertedSoftmax,
@@ -18,8 +19,7 @@ from milvus_hubness import (
     VerificationFailed,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
@@ -93,7 +93,7 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, items, metric)
     lite.made.append(f"{name}_hubness")
-    plan = plan_migration(store, name, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"))
+    plan = plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"))
     target = migrate(store, plan, no_writers=True).target
     for _ in range(3):
         assert verify(store, name).biases == FEW  # Each time in another order.
@@ -112,5 +112,7 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
 
     other = lite.name()
     plain_collection(client, other, items, metric)
-    plan = plan_enable(store, other, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"))
+    plan = plan_correction(
+        store, other, Recipe(QueryBank(bank), estimator=NNN(4), verdict="warn"), Beside()
+    )
     assert enable(store, plan, client_ttl=0.0).rows == FEW

@@ -5,14 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from milvus_hubness import (
-    NNN,
-    QueryBank,
-    Recipe,
-    VerificationFailed,
-    migrate,
-    plan_migration,
-)
+from milvus_hubness import NNN, QueryBank, Recipe, VerificationFailed, migrate, plan_correction
 from milvus_hubness.jobs.migration.catch_up import (
     SEARCHED,
     find_themselves,
@@ -28,7 +21,7 @@ ROWS, DIM = 60, 12
 def copied(lite, name, items, bank):
     plain_collection(lite.client(), name, items, "IP")
     lite.made.append(f"{name}_hubness")
-    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4), verdict="warn"))
+    plan = plan_correction(lite.store(), name, Recipe(bank, estimator=NNN(4), verdict="warn"))
     return lambda: migrate(lite.store(), plan, client_ttl=0.0)
 
 

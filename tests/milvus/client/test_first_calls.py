@@ -18,6 +18,8 @@ from milvus_hubness import (
     CSLS,
     NNN,
     AsyncHubnessClient,
+    Beside,
+    Copy,
     CorrectionConfig,
     HubnessClient,
     MigrationOptions,
@@ -31,8 +33,7 @@ from milvus_hubness import (
     disable,
     enable,
     migrate,
-    plan_enable,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
     status,
@@ -66,7 +67,7 @@ def client(tmp_path_factory, bank):
     plain_collection(plain, "products", vectors(np.random.default_rng(4), ROWS, DIM), "COSINE")
     store = MilvusStore(plain)
     migrate(
-        store, plan_migration(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
+        store, plan_correction(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
     )
     ours = HubnessClient(path)
     yield ours
@@ -94,7 +95,7 @@ def test_a_store_of_our_qdrant_client_sees_what_is_stored_and_leaves_it_open(ban
     )
     store = QdrantStore(ours)
     migrate(
-        store, plan_migration(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
+        store, plan_correction(store, "products", Recipe(bank, estimator=NNN(4))), no_writers=True
     )
     assert status(QdrantStore(ours), "products_hubness").corrected
     del store
@@ -149,8 +150,8 @@ JOBS = dict(jobs())
 
 def test_these_jobs_take_a_database():
     assert {
-        "adopt", "clean", "cutover", "diagnose", "disable", "enable", "migrate", "plan_enable",
-        "plan_migration", "refresh", "resume", "rollback", "status", "tune",
+        "adopt", "clean", "cutover", "diagnose", "disable", "enable", "migrate",
+        "plan_correction", "refresh", "resume", "rollback", "status", "tune",
     } <= JOBS.keys()  # fmt: skip
 
 
@@ -168,7 +169,9 @@ def test_a_job_takes_what_a_user_of_pymilvus_has(form, tmp_path, bank):
     }[form]  # fmt: skip
     banks = [tmp_path / "past.npy", str(tmp_path / "past.npy"), bank.tolist()]
 
-    plan = plan_migration(database, "products", Recipe(banks[0], estimator=NNN(4)), alias="live")
+    plan = plan_correction(
+        database, "products", Recipe(banks[0], estimator=NNN(4)), Copy(alias="live")
+    )
     migrate(database, plan, no_writers=True)
     assert status(database, "live").corrected
     assert refresh(database, "live", Recipe(banks[1], verdict="skip")).action == "none"
@@ -178,7 +181,9 @@ def test_a_job_takes_what_a_user_of_pymilvus_has(form, tmp_path, bank):
     )
     clean(database, "products", drop="products_hubness")
     assert not status(database, "live").corrected
-    enabled = plan_enable(database, "products", Recipe(banks[0], estimator=NNN(4), verdict="skip"))
+    enabled = plan_correction(
+        database, "products", Recipe(banks[0], estimator=NNN(4), verdict="skip"), Beside()
+    )
     enable(database, enabled, client_ttl=0)
     disable(database, "products")
 
@@ -349,8 +354,8 @@ def test_a_bank_may_be_a_file_everywhere(client, bank, tmp_path, monkeypatch):
     calls: list[typing.Callable[[object], object]] = [
         CorrectionConfig,
         lambda path: CorrectionConfig(Recipe(bank, target_bank=path)),
-        lambda path: plan_migration(store, "products", path),
-        lambda path: plan_enable(store, "products", path),
+        lambda path: plan_correction(store, "products", path),
+        lambda path: plan_correction(store, "products", path, Beside()),
         lambda path: RefreshOptions(recipe=path),
         QueryBank.of,
     ]
@@ -394,8 +399,8 @@ def test_something_in_place_of_an_estimator_says_how_to_make_one(client, bank, g
     store = MilvusStore(client)
     calls = [
         lambda: CorrectionConfig(Recipe(bank, estimator=given)),
-        lambda: plan_migration(store, "products", Recipe(bank, estimator=given)),
-        lambda: plan_enable(store, "products", Recipe(bank, estimator=given)),
+        lambda: plan_correction(store, "products", Recipe(bank, estimator=given)),
+        lambda: plan_correction(store, "products", Recipe(bank, estimator=given), Beside()),
         lambda: RefreshOptions(recipe=Recipe(estimator=given)),
     ]
     for call in calls:
@@ -407,7 +412,9 @@ def test_something_in_place_of_an_estimator_says_how_to_make_one(client, bank, g
 def test_jobs_run_on_a_store_of_our_client(client, bank):
     store = MilvusStore(client)
     done = enable(
-        store, plan_enable(store, "products", Recipe(bank, estimator=NNN(4))), client_ttl=0
+        store,
+        plan_correction(store, "products", Recipe(bank, estimator=NNN(4)), Beside()),
+        client_ttl=0,
     )
     assert done.rows == ROWS
     milvus_hubness.disable(store, "products")

@@ -9,11 +9,12 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    Copy,
     HubnessClient,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.milvus.client.held_errors import HeldErrors, recovered_from, watch_pymilvus
 from tests.support.galleries import plain_collection, vectors
@@ -52,7 +53,9 @@ def test_a_client_that_writes_in_the_new_form_logs_one_line(lite, records):
     writer = lite.client(HubnessClient, state_ttl=3_600.0)
     writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4)), alias=f"{name}_live")
+    plan = plan_correction(
+        lite.store(), name, Recipe(bank, estimator=NNN(4)), Copy(alias=f"{name}_live")
+    )
     migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert writer.upsert(f"{name}_live", [row(rng)])["upsert_count"] == 1
@@ -77,7 +80,9 @@ async def test_an_async_client_too(lite, records):
     writer = lite.client(AsyncHubnessClient, state_ttl=3_600.0)
     await writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(lite.store(), name, Recipe(bank, estimator=NNN(4)), alias=f"{name}_live")
+    plan = plan_correction(
+        lite.store(), name, Recipe(bank, estimator=NNN(4)), Copy(alias=f"{name}_live")
+    )
     migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert (await writer.upsert(f"{name}_live", [row(rng)]))["upsert_count"] == 1

@@ -11,11 +11,12 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     CollectionExists,
+    Copy,
     InvalidInput,
     QueryBank,
     Recipe,
     migrate,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.jobs.common.samples import sampled_bank
@@ -283,8 +284,8 @@ def test_a_cutover_under_a_sampling_client_mixes_no_samples(backend, rng, by_nam
         while not client.hubness_samples.stored:
             assert time.monotonic() < until, "nothing is sampled"
             time.sleep(0.01)
-        plan = plan_migration(
-            store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)), **switch
+        plan = plan_correction(
+            store, name, Recipe(QueryBank(vectors(rng, 40, DIM)), estimator=NNN(4)), Copy(**switch)
         )
         target = migrate(store, plan, client_ttl=TTL).target
         time.sleep(2 * TTL)

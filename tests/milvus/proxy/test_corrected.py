@@ -16,16 +16,7 @@ from pymilvus import (
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
-from milvus_hubness import (
-    NNN,
-    QueryBank,
-    Recipe,
-    disable,
-    enable,
-    migrate,
-    plan_enable,
-    plan_migration,
-)
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, disable, enable, migrate, plan_correction
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
@@ -46,7 +37,7 @@ class Corrected:
         source = backend.name()
         plain_collection(backend.client(), source, self.items, metric)
         store = backend.store()
-        plan = plan_migration(store, source, Recipe(QueryBank(self.bank), estimator=NNN(K)))
+        plan = plan_correction(store, source, Recipe(QueryBank(self.bank), estimator=NNN(K)))
         self.source, self.name = source, migrate(store, plan, no_writers=True).target
         self.client = backend.hubness_client()
         self.address = backend.proxies.uri(backend.uri).removeprefix("http://")
@@ -234,7 +225,7 @@ def test_a_collection_that_is_corrected_meanwhile_is_found_out(lite):
         plain.create_alias(name, alias)
         raw = client.search(alias, data=query)
         store = lite.store()
-        plan = plan_migration(
+        plan = plan_correction(
             store, name, Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
         )
         target = migrate(store, plan, no_writers=True).target
@@ -251,7 +242,7 @@ def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
     store, query = lite.store(), vectors(rng, 1, DIM)
     lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     bank = QueryBank(vectors(rng, 30, DIM))
-    plan = plan_enable(store, name, Recipe(bank, estimator=NNN(K), verdict="warn"))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(K), verdict="warn"), Beside())
     enable(store, plan, client_ttl=0.0)
     client = lite.hubness_client()
     client.insert(name, {"id": 700, "vector": query[0], "group": 1})

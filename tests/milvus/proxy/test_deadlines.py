@@ -11,7 +11,7 @@ import pytest
 from pymilvus.client.prepare import Prepare
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
-from milvus_hubness import NNN, QueryBank, Recipe, enable, plan_enable
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, plan_correction
 from milvus_hubness.milvus.client.steps import Compute
 from milvus_hubness.milvus.proxy import ProxyOptions
 from milvus_hubness.milvus.proxy.endings import CallEnded
@@ -48,7 +48,9 @@ class TwoCollections:
         self.backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(self.backend.client(), name, vectors(rng, ITEMS, DIM), "IP")
         store, bank = self.backend.store(), QueryBank(vectors(rng, 20, DIM))
-        plan = plan_enable(store, name, Recipe(bank, estimator=NNN(K), verdict="warn"))
+        plan = plan_correction(
+            store, name, Recipe(bank, estimator=NNN(K), verdict="warn"), Beside()
+        )
         enable(store, plan, client_ttl=0.0)
         return name
 

@@ -3,7 +3,7 @@
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import Blend, MigrationOptions, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import Blend, MigrationOptions, QueryBank, Recipe, migrate, plan_correction
 from tests.support.planted import DIM, centroid, gallery, genuine
 
 ITEMS, BANK, USERS = gallery()
@@ -19,7 +19,7 @@ def shop(lite):
     client, name = lite.client(), lite.name()
     client.create_collection(name, dimension=DIM, metric_type="COSINE", consistency_level="Strong")
     client.insert(name, rows_of(ITEMS, 0))
-    plan = plan_migration(
+    plan = plan_correction(
         lite.store(),
         name,
         Recipe(QueryBank(BANK), estimator=Blend(), on_hub="refuse", verdict="skip"),

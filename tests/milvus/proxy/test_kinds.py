@@ -8,10 +8,10 @@ from pymilvus.client.prepare import Prepare
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, migrate, plan_correction
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.galleries import plain_collection, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS, LIMIT = 10, 220, 20
 NAMES = ["image", "text"]
@@ -35,10 +35,10 @@ class Mixture:
         plain_collection(backend.client(), self.source, self.items, metric, **fields)
         backend.client().upsert(self.source, [self.row(i) for i in range(ITEMS)])
         self.store = backend.store()
-        plan = plan_migration(
+        plan = plan_correction(
             self.store,
             self.source,
-            **as_recipe(QueryBank(bank), estimator=NNN(8), kind=kind, verdict="skip", **options),
+            **as_plan(QueryBank(bank), estimator=NNN(8), kind=kind, verdict="skip", **options),
         )
         self.name = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()

@@ -6,7 +6,7 @@ import pytest
 from pymilvus import AnnSearchRequest, RRFRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_migration
+from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.sessions import Session
@@ -69,7 +69,7 @@ def corrected(lite, gate=None):
     name, store = lite.name("limits"), lite.store()
     plain_collection(lite.client(), name, ITEM_VECTORS, "IP")
     return migrate(
-        store, plan_migration(store, name, Recipe(BANK, estimator=NNN(8), gate=gate))
+        store, plan_correction(store, name, Recipe(BANK, estimator=NNN(8), gate=gate))
     ).target
 
 

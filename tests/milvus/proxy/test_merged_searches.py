@@ -8,7 +8,7 @@ from pymilvus.exceptions import MilvusException, ParamError
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness import NNN, QueryBank, Recipe, enable, migrate, plan_enable, plan_migration
+from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, migrate, plan_correction
 from milvus_hubness.milvus.proxy.columns import joined, take_rows
 from milvus_hubness.milvus.proxy.searching import _ranker
 from tests.milvus.proxy.conftest import ProxyBackend
@@ -16,7 +16,7 @@ from tests.milvus.proxy.running import at, wishing
 from tests.support.born import born
 from tests.support.catalogue import ACCURACY
 from tests.support.galleries import plain_collection, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 from tests.support.reranked import Enabled
 
 ON_SERVERS = {"gated": ["COSINE"], "beside": ["L2"]}
@@ -80,7 +80,7 @@ def gated(shared_backend, request):
     rng, name = np.random.default_rng(7), shared_backend.name("gated")
     plain_collection(shared_backend.client(), name, vectors(rng, ITEMS, DIM), request.param)
     store, bank = shared_backend.store(), QueryBank(vectors(rng, 40, DIM))
-    plan = plan_migration(store, name, Recipe(bank, estimator=NNN(K), gate=1))
+    plan = plan_correction(store, name, Recipe(bank, estimator=NNN(K), gate=1))
     target = migrate(store, plan, no_writers=True).target
     client, queries = shared_backend.hubness_client(), vectors(rng, 12, DIM)
     opened = [
@@ -203,12 +203,16 @@ class TwoFields:
                 "estimator": NNN(K),
                 "field": "text",
             }
-            enable(store, plan_enable(store, name, **as_recipe(bank, **result)), client_ttl=0.0)
+            enable(
+                store,
+                plan_correction(store, name, **as_plan(bank, Beside, **result)),
+                client_ttl=0.0,
+            )
             self.name = name
         else:
             result = {"estimator": NNN(K), "field": "text", "gate": 1 if how == "gate" else None}
             self.name = migrate(
-                store, plan_migration(store, name, **as_recipe(bank, **result)), no_writers=True
+                store, plan_correction(store, name, **as_plan(bank, **result)), no_writers=True
             ).target
         self.client = backend.hubness_client()
 

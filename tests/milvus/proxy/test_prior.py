@@ -5,9 +5,9 @@ import pytest
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration, status
+from milvus_hubness import NNN, QueryBank, migrate, plan_correction, status
 from tests.support.galleries import plain_collection, vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM, ITEMS = 10, 40
 
@@ -32,7 +32,7 @@ def test_a_write_through_the_proxy_is_that_of_a_client(backend, prior):
     store = backend.store()
     counts = dict(enumerate(clicks.tolist()))
     options = {"prior": counts if prior == "by key" else prior, "prior_weight": 0.3}
-    plan = plan_migration(store, source, **as_recipe(QueryBank(bank), estimator=NNN(8), **options))
+    plan = plan_correction(store, source, **as_plan(QueryBank(bank), estimator=NNN(8), **options))
     name = migrate(store, plan, no_writers=True).target
     assert status(store, name).prior["factor"] > 0
 

@@ -10,13 +10,14 @@ from qdrant_client import QdrantClient
 
 from milvus_hubness import (
     NNN,
+    Beside,
     EmptyBank,
     MilvusStore,
     QueryBank,
     StateError,
     StoreError,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
@@ -30,7 +31,7 @@ from milvus_hubness.jobs.store.generations import (
 from milvus_hubness.jobs.store.protocols import undo_save_bank
 from tests.support.databases import OnMilvus, OnQdrant, write_state
 from tests.support.galleries import vectors
-from tests.support.recipes import as_recipe
+from tests.support.recipes import as_plan
 
 DIM = 8
 
@@ -219,7 +220,9 @@ def corrected(database, name, **options):
     store = database.store()
     enable(
         store,
-        plan_enable(store, name, **as_recipe(bank, estimator=NNN(2), verdict="warn", **options)),
+        plan_correction(
+            store, name, **as_plan(bank, Beside, estimator=NNN(2), verdict="warn", **options)
+        ),
     )
 
 

@@ -12,12 +12,13 @@ from pymilvus.grpc_gen import common_pb2
 import milvus_hubness
 from milvus_hubness import (
     NNN,
+    Beside,
     MilvusStore,
     QueryBank,
     Recipe,
     disable,
     enable,
-    plan_enable,
+    plan_correction,
     refresh,
     status,
 )
@@ -210,7 +211,7 @@ def test_jobs_one_after_another_flush_nothing_of_ours(aging, clock, monkeypatch)
         assert aging.client().describe_collection(name)["aliases"]
     flushed = without_flushes(store, monkeypatch)
     banks = [QueryBank(vectors(np.random.default_rng(seed), 30, DIM)) for seed in (1, 2)]
-    plan = plan_enable(store, name, Recipe(banks[0], estimator=NNN(4)))
+    plan = plan_correction(store, name, Recipe(banks[0], estimator=NNN(4)), Beside())
     enable(store, plan)
     refresh(store, name, banks[1], force=True)
     disable(store, name)

@@ -9,6 +9,7 @@ from pymilvus.exceptions import ErrorCode, MilvusException
 
 from milvus_hubness import (
     NNN,
+    Copy,
     EmptyBank,
     LeaseHeld,
     LeaseLost,
@@ -19,7 +20,7 @@ from milvus_hubness import (
     StoreError,
     cutover,
     migrate,
-    plan_migration,
+    plan_correction,
     refresh,
     rollback,
 )
@@ -92,8 +93,8 @@ def bank_vectors():
 def migrated(backend, store, **switch):
     name = backend.name("source")
     plain_collection(backend.client(), name, vectors(np.random.default_rng(1), ITEMS, DIM), "IP")
-    plan = plan_migration(
-        store, name, Recipe(QueryBank(bank_vectors()), estimator=NNN(4)), **switch
+    plan = plan_correction(
+        store, name, Recipe(QueryBank(bank_vectors()), estimator=NNN(4)), Copy(**switch)
     )
     return migrate(store, plan, ALONE)
 
@@ -131,8 +132,11 @@ def test_a_migration_is_rolled_back_though_the_ledger_is_hidden(served, by):
 def test_a_run_sees_the_copy_whose_record_is_hidden(served):
     done = migrated(served, served.store())
     client, store = blind(served, LEDGER)
-    plan = plan_migration(
-        store, done.source, Recipe(QueryBank(bank_vectors()), estimator=NNN(4)), target=done.target
+    plan = plan_correction(
+        store,
+        done.source,
+        Recipe(QueryBank(bank_vectors()), estimator=NNN(4)),
+        Copy(target=done.target),
     )
     assert migrate(store, plan, ALONE).id == done.id
     assert client.flushed.count(LEDGER) == 1

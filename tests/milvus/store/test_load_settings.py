@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness import NNN, MilvusStore, QueryBank, Recipe, connect, plan_enable, plan_migration
+from milvus_hubness import NNN, Beside, MilvusStore, QueryBank, Recipe, connect, plan_correction
 from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.milvus.store.requests import DEFAULT_GROUP
@@ -83,7 +83,7 @@ def test_a_copy_and_a_side_collection_go_to_the_resource_group_of_the_source():
         client.load_collection("products", resource_groups=["fast"])
 
         store = MilvusStore(client)
-        plan = plan_migration(store, "products", Recipe(BANK, estimator=NNN(8)))
+        plan = plan_correction(store, "products", Recipe(BANK, estimator=NNN(8)))
         assert "the copy is loaded as the source is: resource_groups ['fast']" in plan.remarks
         reference = BankReference(
             collection="copy__bank",
@@ -93,7 +93,7 @@ def test_a_copy_and_a_side_collection_go_to_the_resource_group_of_the_source():
             fingerprint="f",
         )
         state = initial_state(
-            plan.layout,
+            plan.chosen.layout,
             plan.chosen.estimator,
             reference,
             field="vector",
@@ -101,7 +101,9 @@ def test_a_copy_and_a_side_collection_go_to_the_resource_group_of_the_source():
             suffix="",
         )
         store.create_copy(plan.source, "copy", state)
-        side, _ = plan_enable(store, "products", Recipe(BANK, estimator=NNN(8))).sides
+        side, _ = plan_correction(
+            store, "products", Recipe(BANK, estimator=NNN(8)), Beside()
+        ).body.sides
         store.create_side(store.info("products"), side)
         for name in ("copy", side):
             assert [replica.resource_group for replica in client.describe_replica(name)] == ["fast"]

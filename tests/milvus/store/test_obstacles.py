@@ -8,6 +8,7 @@ from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import (
     NNN,
+    Beside,
     CannotMigrate,
     CorrectionConfig,
     HubnessClient,
@@ -16,8 +17,7 @@ from milvus_hubness import (
     MilvusStore,
     QueryBank,
     Recipe,
-    plan_enable,
-    plan_migration,
+    plan_correction,
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -110,14 +110,14 @@ def shop(tmp_path):
 
 def test_arrays_of_structs_are_neither_copied_nor_rewritten(shop):
     with pytest.raises(CannotMigrate) as refused:
-        plan_migration(shop, "shop", Recipe(BANK, estimator=NNN(4)))
+        plan_correction(shop, "shop", Recipe(BANK, estimator=NNN(4)))
     assert str(refused.value) == (
         "'shop' cannot be migrated: field 'chunks' has arrays of structs, which are not supported: "
         "milvus-hubness enable corrects without a copy"
     )
 
-    plan = plan_enable(shop, "shop", Recipe(BANK, estimator=NNN(4)))
-    assert plan.sides == ("shop__bias_a", "shop__bias_b")
+    plan = plan_correction(shop, "shop", Recipe(BANK, estimator=NNN(4)), Beside())
+    assert plan.body.sides == ("shop__bias_a", "shop__bias_b")
 
 
 def test_a_new_collection_with_arrays_of_structs_is_corrected_later(tmp_path):
