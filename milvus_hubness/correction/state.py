@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    WrapValidator,
+    model_validator,
+)
 
 from milvus_hubness.basics.bounds import (
     MOST_CANDIDATES,
@@ -33,6 +42,7 @@ from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
@@ -265,6 +275,25 @@ class OtherGeneration(FrozenModel):
     """The profile while searches read this generation, with its slot."""
 
 
+def _read_layout(value: Any, read: ModelWrapValidatorHandler[Layout]) -> Layout:
+    """Return the layout of a state, of the class for its rows."""
+    if not isinstance(value, dict) or value.get(MANY_VECTORS) is not True:
+        return read(value)
+    of_tokens = read({name: part for name, part in value.items() if name != MANY_VECTORS})
+    return MultiVectorLayout(*(getattr(of_tokens, part.name) for part in fields(of_tokens)))
+
+
+def _written_layout(layout: Layout, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """Return the layout without the parts that it lacks."""
+    present = {name: part for name, part in write(layout).items() if part is not None}
+    return {**present, MANY_VECTORS: True} if layout.multi_vectors else present
+
+
+MANY_VECTORS = "multi_vectors"
+"""Key of a stored layout of rows of several vectors."""
+StoredLayout = Annotated[Layout, WrapValidator(_read_layout), WrapSerializer(_written_layout)]
+
+
 class CollectionState(FrozenModel):
     """The state of a corrected vector field, for clients and jobs."""
 
@@ -276,7 +305,7 @@ class CollectionState(FrozenModel):
     """End of the names of the hidden fields and of the property, which differ between several
     corrected fields of a collection; empty for the first field.
     """
-    layout: Layout
+    layout: StoredLayout
     """The columns of the augmented vectors and queries."""
     dtype: Dtype = "float32"
     """Type of the numbers in the field."""
@@ -332,10 +361,12 @@ class CollectionState(FrozenModel):
     def _expect_kinds(self) -> None:
         """Check that the layout has a column for each kind, and each profile a mean."""
         count = self.kinds.count if self.kinds is not None else 0
-        if self.layout.kinds != count:
-            raise InvalidParameter(f"layout.kinds is {self.layout.kinds}, for {count} kinds")
-        if self.layout.kind_offsets and self.dtype != "float32":
-            raise InvalidParameter(f"layout.kind_offsets are for float32, not for {self.dtype}")
+        columns = self.layout.kinds
+        columns_count = columns.count if columns is not None else 0
+        if columns_count != count:
+            raise InvalidParameter(f"layout.kinds has {columns_count} columns, for {count} kinds")
+        if columns is not None and columns.offsets and self.dtype != "float32":
+            raise InvalidParameter(f"layout.kinds.offsets are for float32, not for {self.dtype}")
         if count and self.reranking is not None:
             raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
 
@@ -374,7 +405,7 @@ class CollectionState(FrozenModel):
     @property
     def slots(self) -> int:
         """The number of slots of biases: columns of the vectors, or places of a generation beside."""
-        return self.layout.slots if self.reranking is None else SLOTS
+        return self.layout.slots.count if self.reranking is None else SLOTS
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -521,9 +552,10 @@ class CollectionState(FrozenModel):
         It is empty if all would. keys: names of the rows in the message.
         """
         # Only a mean that is subtracted before rows are stored can cost a bit.
-        if not self.layout.mean or self.codec.leaves_vectors:
+        half_squares = self.layout.half_squares
+        if half_squares is None or not half_squares.mean or self.codec.leaves_vectors:
             return ""
-        lost = self.layout.lost(rows)
+        lost = half_squares.lost(rows)
         if not lost.any():
             return ""
 
@@ -531,7 +563,7 @@ class CollectionState(FrozenModel):
         return (
             f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {field_words(self.field)}, "
             "which float32 rounds against the mean of that dimension, "
-            f"{self.layout.taken_off[column]:g}: it must be 0, or from half to twice the mean"
+            f"{half_squares.mean_of(self.dim).taken_off[column]:g}: it must be 0, or from half to twice the mean"
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:

@@ -39,7 +39,7 @@ With κ = 1 the links would be those of L2, as with a column √(M² − ‖r‖
 there is no M that a later row can exceed; the term of a much longer row is at most a. A tenth of it
 is enough: without it, all links lead to the longest items, which corrected searches find less
 often. The slots add b·b' each, which is largest among the items that corrected searches avoid, so
-biases are stored smaller and sent with a larger weight (`Layout.bias_scale`).
+biases are stored smaller and sent with a larger weight (`BiasSlots.scale`).
 
 `codec.index_hints` describes these columns and chooses the constants; benchmarks/l2_graph.py,
 benchmarks/graph_hint.py and benchmarks/lengths.py measure their effect.

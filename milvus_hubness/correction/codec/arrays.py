@@ -162,6 +162,17 @@ def half_squares(rows: Floats) -> npt.NDArray[np.float64]:
     return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))
 
 
+def norms_of(rows: Floats) -> npt.NDArray[np.float64]:
+    """Return the lengths that COSINE divides rows (n, d) by, float64 (n,).
+
+    They are exactly 1.0 for unit vectors to float32 accuracy: such rows are stored and read back bit
+    for bit.
+    """
+    lengths = lengths_of(rows)
+    lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
+    return lengths
+
+
 class Mean(NamedTuple):
     """A mean of the gallery."""
 
@@ -169,9 +180,19 @@ class Mean(NamedTuple):
     """(d,): c."""
     taken_off: Floats
     """(d,): a, in each dimension the number of c, or 0."""
+    left_on: npt.NDArray[np.float64]
+    """(d,): o = c − a, the part of the mean that stored rows contain."""
+    half_square_left_on: float
+    """½‖o‖²."""
+
+    @classmethod
+    def of(cls, seen_from: Floats, taken_off: Floats) -> Mean:
+        """Return the mean c of which a is taken off."""
+        left_on = np.subtract(seen_from, taken_off, dtype=np.float64)
+        return cls(seen_from, taken_off, left_on, 0.5 * float(left_on @ left_on))
 
 
-class KindColumns(NamedTuple):
+class KindProducts(NamedTuple):
     """What a layout sends in the columns of kinds, of a query's product; 1/h is in both."""
 
     directions: Floats
@@ -191,7 +212,7 @@ class KindWeights:
     without a kind, which count as average items."""
     added: float
     """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
-    sent: dict[tuple[str, float], KindColumns] = field(default_factory=dict, repr=False)
+    sent: dict[tuple[str, float], KindProducts] = field(default_factory=dict, repr=False)
     """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
     weights."""
 
@@ -224,7 +245,7 @@ def mean_in(text: str, dim: int) -> Mean:
     Raises InvalidParameter for anything else.
     """
     if not text:
-        return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
+        return Mean.of(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
 
     content = _from_base64(text, "the mean of a layout")
     bytes_of_bits = math.ceil(dim / 8)
@@ -240,7 +261,7 @@ def mean_in(text: str, dim: int) -> Mean:
 
     packed_bits = np.frombuffer(content, np.uint8, offset=4 * dim)
     far = np.unpackbits(packed_bits, count=dim).astype(np.bool_)
-    return Mean(mean, np.where(far, mean, np.float32(0)))
+    return Mean.of(mean, np.where(far, mean, np.float32(0)))
 
 
 def _from_base64(text: str, what: str) -> bytes:

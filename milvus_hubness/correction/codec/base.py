@@ -164,7 +164,7 @@ class RowCodec(ABC):
         """
         columns = slots
         if isinstance(columns, int):
-            columns = np.zeros((columns, self.layout.slots), np.float32)
+            columns = np.zeros((columns, self.layout.slots.count), np.float32)
         for slot, biases_of_slot in biases.by_slot.items():
             columns[:, slot] = biases_of_slot
         return columns
@@ -386,17 +386,13 @@ class VectorCodec(RowCodec):
         are stored less an offset of their kind, it is the last place of a number or of its offset,
         whichever is larger.
         """
-        rows = self.layout.with_offsets(columns[self.field])
+        rows = self.layout.vectors_in(columns[self.field])
         if self.norm_field:
             # The products are rounded to float32 once, from float64.
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
             rows = np.multiply(
                 rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind"
             )
-        elif self.layout.mean:
-            # Where nothing was taken off, −0 and NaN stay as they are.
-            taken_off = self.layout.taken_off
-            rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
@@ -409,7 +405,7 @@ class VectorCodec(RowCodec):
         """Also check that one of these slots has the bias of the bias field."""
         # Compared as stored, since that is where they were rounded: a half-precision field holds a
         # bias as the sum of two numbers.
-        shown = self.layout.as_stored(np.array(columns[self.bias_field], np.float32))
-        stored = self.layout.as_stored(self.read_biases(columns)[:, list(slots)])
+        shown = self.layout.slots.as_stored(np.array(columns[self.bias_field], np.float32))
+        stored = self.layout.slots.as_stored(self.read_biases(columns)[:, list(slots)])
         same = (stored == rounded_to_sums(shown, self.dtype)[:, None]).any(axis=1)
         return np.asarray(super().valid(columns, slots) & same, np.bool_)

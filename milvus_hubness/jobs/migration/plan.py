@@ -16,6 +16,7 @@ from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.codec.arrays import BYTES, Floats
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.kernels.ann import IndexSpec
 from milvus_hubness.correction.prior import Items
@@ -138,8 +139,8 @@ class MigrationPlan(Fitting, ShownAsTable):
             "prior": chosen.prior.arguments,
             "kind": chosen.kind,
             "on_hub": chosen.on_hub,
-            "slots": self.layout.slots,
-            "spread": self.layout.spread,
+            "slots": self.layout.slots.count,
+            "spread": self.layout.slots.spread,
             "index": self.index,
         }
 
@@ -156,7 +157,7 @@ class MigrationPlan(Fitting, ShownAsTable):
             "dim": self.layout.dim,
             "dtype": vector.dtype,
             "width": self.form.width,
-            "spread": self.layout.spread,
+            "spread": self.layout.slots.spread,
             "rows": self.rows,
             "partitions": list(self.partitions),
             "hidden_fields": list(self.hidden_fields),
@@ -352,12 +353,8 @@ def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> L
     """
     vector = info.vector_fields[field]
     needs = store.column_needs(info, field)
-    layout = Layout(
-        vector.dim,
-        vector.known_metric,
-        multiple_of=needs.multiple_of,
-        spread=needs.spread,
-        multi_vectors=vector.multi_vectors,
+    layout = replace(
+        vector.plain_layout, slots=BiasSlots(spread=needs.spread), multiple_of=needs.multiple_of
     )
     bank = recipe.required_bank(info.name)
     bank.expect_rows(layout.multi_vectors, field_words(field))
