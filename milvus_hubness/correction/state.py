@@ -5,21 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    SerializerFunctionWrapHandler,
-    WrapSerializer,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from milvus_hubness.basics.bounds import (
     MOST_CANDIDATES,
@@ -275,23 +267,27 @@ class OtherGeneration(FrozenModel):
     """The profile while searches read this generation, with its slot."""
 
 
-def _read_layout(value: Any, read: ModelWrapValidatorHandler[Layout]) -> Layout:
-    """Return the layout of a state, of the class for its rows."""
-    if not isinstance(value, dict) or value.get(MANY_VECTORS) is not True:
-        return read(value)
-    of_tokens = read({name: part for name, part in value.items() if name != MANY_VECTORS})
-    return MultiVectorLayout(*(getattr(of_tokens, part.name) for part in fields(of_tokens)))
+class _OfTokens(FrozenModel):
+    """The stored layout of rows of several vectors."""
+
+    of_tokens: Layout
 
 
-def _written_layout(layout: Layout, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    """Return the layout without the parts that it lacks."""
-    present = {name: part for name, part in write(layout).items() if part is not None}
-    return {**present, MANY_VECTORS: True} if layout.multi_vectors else present
+def _read_layout(value: Any) -> Any:
+    """Return the layout of rows of several vectors, or another value as it is, for pydantic to read."""
+    if not isinstance(value, dict) or value.keys() != _OfTokens.model_fields.keys():
+        return value
+    layout = _OfTokens.model_validate(value).of_tokens
+    return MultiVectorLayout(*(getattr(layout, part.name) for part in fields(layout)))
 
 
-MANY_VECTORS = "multi_vectors"
-"""Key of a stored layout of rows of several vectors."""
-StoredLayout = Annotated[Layout, WrapValidator(_read_layout), WrapSerializer(_written_layout)]
+def _written_layout(layout: Layout) -> dict[str, Any]:
+    """Return the layout as plain data, without the parts that it lacks."""
+    present = {name: part for name, part in asdict(layout).items() if part is not None}
+    return {"of_tokens": present} if layout.multi_vectors else present
+
+
+StoredLayout = Annotated[Layout, BeforeValidator(_read_layout), PlainSerializer(_written_layout)]
 
 
 class CollectionState(FrozenModel):

@@ -87,15 +87,20 @@ def test_a_state_names_no_part_that_the_layout_lacks(state):
 
 
 def test_rows_of_several_vectors_have_no_other_columns(state):
-    def read(changes):
-        text = state.to_json().replace('"dim":384', f'"dim":380,{changes}')
-        return CollectionState.from_json(text, "products")
+    def read(layout):
+        record = {**json.loads(state.to_json()), "layout": layout}
+        return CollectionState.from_json(json.dumps(record), "products")
 
-    assert read('"multi_vectors":true').layout == MultiVectorLayout(380, "COSINE")
-    with pytest.raises(StateError, match="broken at layout: .* no columns for kinds or index hints"):
-        read('"multi_vectors":true,"graph_hint":{"anchor":1.0}')
-    with pytest.raises(StateError, match=r"broken at layout\.multi_vectors"):
-        read('"multi_vectors":false')
+    plain = {"dim": 380, "metric": "COSINE"}
+    assert read({"of_tokens": plain}).layout == MultiVectorLayout(380, "COSINE")
+    with pytest.raises(
+        StateError, match=r"broken at layout: .* no columns for kinds or index hints"
+    ):
+        read({"of_tokens": {**plain, "graph_hint": {"anchor": 1.0}}})
+    with pytest.raises(StateError, match=r"broken at layout\.of_tokens: dim is from 1 to"):
+        read({"of_tokens": {**plain, "dim": 0}})
+    with pytest.raises(StateError, match=r"broken at layout\.of_tokens"):
+        read({"of_tokens": plain, **plain})
 
 
 def test_no_property_is_no_state():
