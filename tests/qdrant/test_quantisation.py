@@ -35,11 +35,8 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
     corrected = Corrected(backend, distance)
     corrected.name = aliased(corrected.store, corrected.name)
     layout = corrected.state.layout
-    assert (layout.slots.spread, layout.anchor, layout.locality_hints) == (
-        spread_for(corrected.DIM, METRICS[distance]),
-        0,
-        "",
-    )
+    assert layout.slots.spread == spread_for(corrected.DIM, METRICS[distance])
+    assert (layout.graph_hint, layout.locality_hints) == (None, None)
     assert layout.width % 16 == 0
     corrected.assert_scores()
     found, wanted = corrected.scores(strength=0.5), corrected.wanted(strength=0.5)
@@ -89,7 +86,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
     corrected = Corrected(backend, distance)
     store, before = corrected.store, corrected.state.layout
     shown = {record.id: record.vector for record in _all(corrected.client, corrected.name)}
-    assert before.spread == 1
+    assert before.slots.spread == 1
     store.point_alias("live", corrected.name)
     assert refresh(store, "live").action == "none"
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,7 @@ class BiasSlots(Part):
         # The columns of a slot are equal: the first of each is enough.
         return columns[:, :: self.spread][:, slot] / np.float32(self.scale)
 
-    def sent(self, weights: Weights) -> Weights:
+    def sent(self, weights: Weights) -> npt.NDArray[Any]:
         """Return what queries of these strengths have in each column of the slot that they read."""
         return -weights / self.scale / self.spread
 
