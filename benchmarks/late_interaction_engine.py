@@ -30,7 +30,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.late_interaction import INSTALL, hits, of_texts, points, records_and_tokens
 from benchmarks.text_to_text import folds
 from milvus_hubness import Correction, MultiVectors, maxsim
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR

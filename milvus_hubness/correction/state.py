@@ -34,7 +34,7 @@ from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorCodec, MultiVectorLayout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
@@ -408,7 +408,8 @@ class CollectionState(FrozenModel):
         """The codec of the field's rows, queries and scores: the one of its bias location."""
         common = (self.field, self.suffix, self.layout, self.dtype, self.profile.slot)
         if self.reranking is None:
-            return VectorCodec(*common)
+            codec_class = MultiVectorCodec if self.layout.multi_vectors else VectorCodec
+            return codec_class(*common)
 
         return BesideCodec(
             *common,

@@ -7,7 +7,7 @@ import pytest
 
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.parts import (
     BiasSlots,
     GraphHint,

@@ -20,7 +20,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.errors import (

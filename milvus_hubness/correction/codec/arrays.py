@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 
 Floats = npt.NDArray[np.float32]
@@ -388,8 +387,6 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
     Raises InvalidInput if a finite number exceeds the largest number of the dtype.
     """
-    if isinstance(values, MultiVectors):
-        return cast(Floats, values.with_tokens(rounded(values.tokens, dtype)))
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return exact
@@ -407,11 +404,9 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
     """Return vectors (n, w) as pymilvus takes them.
 
-    They are arrays of float32, or the bytes of half-precision numbers; of multi-vectors, a list of
-    them for each row. Raises InvalidInput if a number does not fit.
+    They are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number
+    does not fit.
     """
-    if isinstance(rows, MultiVectors):
-        return [encode(tokens, dtype) for tokens in rows]
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
 
@@ -508,8 +503,6 @@ class StorageFormat:
 
     def encode_queries(self, rows: Floats) -> list[Any]:
         """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
-        if isinstance(rows, MultiVectors):
-            return [self.encode_queries(tokens) for tokens in rows]
         if self._is_plain:
             return encode(rows, self.dtype)
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
@@ -525,8 +518,6 @@ class StorageFormat:
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""
-        if isinstance(rows, MultiVectors):
-            return cast(Floats, rows.with_tokens(self.split(rows.tokens)))
         if self._is_plain:
             return rows
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
@@ -534,8 +525,6 @@ class StorageFormat:
 
     def joined(self, fields: Floats) -> Floats:
         """Return the rows from which `split` made `fields` (n, width); they are rounded."""
-        if isinstance(fields, MultiVectors):
-            return cast(Floats, fields.with_tokens(self.joined(fields.tokens)))
         if self._is_plain:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)

@@ -29,7 +29,6 @@ from milvus_hubness.correction.codec.arrays import (
 )
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.senders import Sender
-from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
@@ -198,7 +197,7 @@ class RowCodec(ABC):
             )
 
         # No rows are an array without columns.
-        rows: Any = stored if is_multi(stored) else stored.reshape(-1, width)
+        rows = stored.reshape(-1, width)
         return rows if self.leaves_vectors else self.form.joined(rows)
 
     def pack(self, columns: Columns) -> Columns:
@@ -296,7 +295,7 @@ class RowCodec(ABC):
         packed: whether float32 numbers may be bytes too.
         """
         encode = self.query_encoder(strength, slot=slot, kinds=kinds)
-        if self.dtype == "float32" and not self.layout.multi_vectors:
+        if self.dtype == "float32":
             return encode.packed if packed and isinstance(encode, Sender) else encode
         form = self.form
         return lambda queries: form.encode_queries(encode(queries))
@@ -360,10 +359,9 @@ class VectorCodec(RowCodec):
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, which COSINE needs to decode vectors.
 
-        None for other metrics, and for rows of several vectors, which are stored at length 1.
+        None for other metrics.
         """
-        has_norms = self.layout.metric == "COSINE" and not self.layout.multi_vectors
-        return NORM_FIELD + self.suffix if has_norms else None
+        return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
 
     @cached_property
     def decoding_fields(self) -> tuple[str, ...]:

@@ -105,11 +105,6 @@ def hint_directions(bank: Floats, count: int) -> str:
     return _as_text(np.rint(directions * to_int8).astype(np.int8))
 
 
-def foremost(text: str, dim: int, count: int) -> str:
-    """Return the `count` most important directions of `text`; "" if count is below FEWEST."""
-    return _as_text(hint_directions_in(text, dim)[:, -count:]) if count >= FEWEST else ""
-
-
 def coordinates(landmarks: Floats, directions: Floats) -> Floats:
     """Return the coordinates of queries (m, d) along directions (d, c), from their mean on."""
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)

@@ -88,7 +88,7 @@ class Layout:
         for part in self.parts:
             part.validate_beside(self.dim, self.metric, self.slots.spread)
 
-        hints = self.locality_hint_count + self._graph_hint_count
+        hints = self.locality_hint_count + bool(self.graph_hint)
         if self.spare < hints:
             raise InvalidParameter(
                 f"after dimension {self.dim} and its slots, a width of {self.width} has "
@@ -134,7 +134,7 @@ class Layout:
     @cached_property
     def locality_hint_columns(self) -> slice:
         """The last columns, before that of the graph hint if there is one."""
-        end = self.width - self._graph_hint_count
+        end = self.width - bool(self.graph_hint)
         return slice(end - self.locality_hint_count, end)
 
     @cached_property
@@ -143,28 +143,19 @@ class Layout:
         return self._width_of(self.locality_hints)
 
     @cached_property
-    def _graph_hint_count(self) -> int:
-        return self._width_of(self.graph_hint)
-
-    @cached_property
     def numbers(self) -> int:
         """Number of columns between the vector and the spare ones."""
-        return self._end - self.dim
+        return int(self.slot_columns.stop) - self.dim
 
     @cached_property
     def width(self) -> int:
         """Stored width: the least multiple of `multiple_of` with room for all but the hints."""
-        return math.ceil(self._end / self.multiple_of) * self.multiple_of
+        return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
     @cached_property
     def spare(self) -> int:
         """Number of columns after the slots, among them those of hints."""
-        return self.width - self._end
-
-    @cached_property
-    def _end(self) -> int:
-        """The first column after the slots."""
-        return int(self.slot_columns.stop)
+        return self.width - self.dim - self.numbers
 
     def _columns_from(self, start: int, part: Part | None) -> slice:
         return slice(start, start + self._width_of(part))

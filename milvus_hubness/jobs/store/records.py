@@ -29,7 +29,7 @@ from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from milvus_hubness import NNN, QueryBank
 from milvus_hubness.correction.codec.index_hints import (
     COLUMNS,
-    FEWEST,
     FEWEST_QUERIES,
     LANDMARKS,
     NEAR,
     REACH,
-    foremost,
     hint_directions,
     measured_on,
 )
@@ -175,26 +173,6 @@ def test_they_take_what_the_width_has_to_spare():
         ).locality_hint_count
         == 11
     )
-
-
-def test_fewer_of_them_hold_what_they_held():
-    correction, items, _ = fitted(dim=32)
-    layout = correction.layout
-    stored = layout.augment(items, np.zeros(len(items)), correction.locality_hints(items))
-    hints = layout.locality_hints
-    fewer = Layout(
-        32,
-        "COSINE",
-        BiasSlots(4),
-        locality_hints=LocalityHints(foremost(hints.directions, 32, 11), 0.5),
-        graph_hint=layout.graph_hint,
-    )
-    assert (layout.locality_hint_count, fewer.locality_hint_count) == (13, 11)
-    np.testing.assert_array_equal(
-        fewer.locality_hints.directions_in(32), hints.directions_in(32)[:, 2:]
-    )
-    np.testing.assert_array_equal(fewer.with_biases(stored, {}, stored[:, -12:-1]), stored)
-    assert foremost(hints.directions, 32, FEWEST - 1) == foremost("", 32, 0) == ""
 
 
 def test_what_is_no_layout_is_refused():

@@ -9,7 +9,7 @@ import pytest
 
 from milvus_hubness import Blend, MultiVectors, QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.multi_layout import MultiVectorLayout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import DualBankSinkhorn
 from milvus_hubness.correction.fitted import Correction, grouped

@@ -1,8 +1,8 @@
-"""The columns of rows of several vectors each, which a database scores by MaxSim. No I/O."""
+"""Rows of several vectors each, which a database scores by MaxSim: their layout and their codec. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -10,7 +10,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.codec.arrays import Floats, KindWeights
+from milvus_hubness.correction.codec.arrays import (
+    Floats,
+    KindWeights,
+    StorageFormat,
+    encode,
+    rounded,
+)
+from milvus_hubness.correction.codec.base import Columns, VectorCodec
 from milvus_hubness.correction.codec.layout import Layout, are_finite, expect_finite
 from milvus_hubness.correction.codec.senders import Weights
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
@@ -121,8 +128,7 @@ class MultiVectorLayout(Layout):
         return cast(Floats, rows.with_tokens(self.of_tokens.with_biases(rows.tokens, of_tokens)))
 
     def vectors_in(self, stored: Floats) -> Floats:
-        rows = cast(MultiVectors, stored)
-        return cast(Floats, rows.with_tokens(self.of_tokens.vectors_in(rows.tokens)))
+        return _with_tokens(stored, self.of_tokens.vectors_in)
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         # All tokens of a row have its biases.
@@ -144,3 +150,54 @@ class MultiVectorLayout(Layout):
         of_tokens = rows.of_tokens(weights) if weights.ndim else weights
         sent = self.of_tokens.encode_queries(rows.tokens, of_tokens, slot=slot)
         return cast(Floats, rows.with_tokens(sent))
+
+
+class MultiVectorFormat(StorageFormat):
+    """The storage format of rows of several vectors: that of each token."""
+
+    def encode_rows(self, rows: Floats) -> list[Any]:
+        return [encode(tokens, self.dtype) for tokens in self.split(rows)]
+
+    def encode_queries(self, rows: Floats) -> list[Any]:
+        return [super(MultiVectorFormat, self).encode_queries(tokens) for tokens in rows]
+
+    def split(self, rows: Floats) -> Floats:
+        return _with_tokens(rows, super().split)
+
+    def joined(self, fields: Floats) -> Floats:
+        return _with_tokens(fields, super().joined)
+
+
+class MultiVectorCodec(VectorCodec):
+    """The bias location `vector` for rows of several vectors.
+
+    They have no norms: under COSINE, tokens are stored at length 1.
+    """
+
+    norm_field = None
+
+    @cached_property
+    def form(self) -> StorageFormat:
+        layout = self.layout
+        return MultiVectorFormat(self.dtype, layout.dim, layout.numbers, layout.multiple_of)
+
+    def decode_rows(self, columns: Columns) -> Floats:
+        vectors = self.layout.vectors_in(columns[self.field])
+        return _with_tokens(vectors, partial(rounded, dtype=self.dtype))
+
+    def query_packer(
+        self,
+        strength: float = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
+        packed: bool = False,
+    ) -> Callable[[npt.ArrayLike], Iterable[Any]]:
+        send = self.query_encoder(strength, slot=slot, kinds=kinds)
+        return lambda queries: self.form.encode_queries(send(queries))
+
+
+def _with_tokens(rows: Floats, change: Callable[[Floats], Floats]) -> Floats:
+    """Return multi-vectors whose tokens are what `change` returns of these."""
+    multi = cast(MultiVectors, rows)
+    return cast(Floats, multi.with_tokens(change(multi.tokens)))
