@@ -85,10 +85,6 @@ class MultiVectorLayout(Layout):
         rows = self._rows(vectors)
         return ~rows.all_of_row(are_finite(rows.tokens))
 
-    def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return ones, (n,): tokens are stored at length 1, which MaxSim by cosine gives them anyway."""
-        return np.ones(len(self.rows(vectors)))
-
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
         """Return rows of tokens for MaxSim, as documents."""
         return self._reduced(vectors, TokenRows.documents)

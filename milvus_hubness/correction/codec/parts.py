@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +51,10 @@ class Part(ABC):
     Raises InvalidParameter, as each part does, for constants that no layout can have.
     """
 
-    noun: ClassVar[str]
-    """What messages call its columns."""
-    metrics: ClassVar[tuple[Metric, ...]] = ("IP", "COSINE")
+    metrics: ClassVar[tuple[Metric, ...]] = get_args(Metric)
     """The metrics under which a layout can have it."""
+    noun: ClassVar[str]
+    """What messages call it where it is not for all metrics."""
 
     @abstractmethod
     def width(self, dim: int, spread: int) -> int:
@@ -83,9 +83,6 @@ class BiasSlots(Part):
     spread: int = 1
     """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of
     its weight in each."""
-
-    noun = "columns for biases"
-    metrics = ("IP", "COSINE", "L2")
 
     def __post_init__(self) -> None:
         expect_size("the number of slots", self.count)
@@ -131,8 +128,8 @@ class HalfSquares(Part):
     mean: str = ""
     """c as `index_hints.mean_of` returns it; empty without one."""
 
-    noun = "a mean, an offset and a scale of half squares"
     metrics = ("L2",)
+    noun = "a mean, an offset and a scale of half squares"
 
     def __post_init__(self) -> None:
         _expect_finite("the offset of half squares", self.offset)
@@ -231,6 +228,7 @@ class KindColumns(Part):
     """ν1 … νK as `rows_as_text`: a row of kind k is stored less νk, and one without a kind as it is.
     Empty if all are stored as they are."""
 
+    metrics = ("IP", "COSINE")
     noun = "columns for kinds"
 
     def __post_init__(self) -> None:
@@ -331,6 +329,7 @@ class LocalityHints(Part):
     reach: float
     """Length of an item's numbers in the columns."""
 
+    metrics = ("IP", "COSINE")
     noun = "locality hint columns"
 
     def __post_init__(self) -> None:
@@ -358,9 +357,6 @@ class GraphHint(Part):
     """p."""
     length_pull: float = 0.0
     """g, for IP only: the column is lower by g·½‖r‖², but by no more than a."""
-
-    noun = "graph hint columns"
-    metrics = ("IP", "COSINE", "L2")
 
     def __post_init__(self) -> None:
         for name in ("anchor", "pull", "length_pull"):
