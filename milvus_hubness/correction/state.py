@@ -557,10 +557,11 @@ class CollectionState(FrozenModel):
             return ""
 
         row, column = np.argwhere(lost)[0]
+        mean = half_squares.mean_of(self.dim).taken_off[column]
         return (
             f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {field_words(self.field)}, "
             "which float32 rounds against the mean of that dimension, "
-            f"{half_squares.mean_of(self.dim).taken_off[column]:g}: it must be 0, or from half to twice the mean"
+            f"{mean:g}: it must be 0, or from half to twice the mean"
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:

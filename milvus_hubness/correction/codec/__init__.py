@@ -1,9 +1,9 @@
 """Rows and queries to and from augmented vectors. NumPy only, no I/O.
 
-    vector   < r or r/‖r‖ , [u , v] , [kinds] , f·slot_0 … f·slot_{S−1} , 0 … 0 , [locality hints] , [hint] >
-    query    < q or q/‖q‖ , [0 , −4s] , [kinds] , 0 … −w/f at one slot … 0 , 0 … 0 , [0 … 0] , [0] >
+    vector   < r or r/‖r‖ , [u, v]   , [kinds] , f·slot_0 … f·slot_{S−1}   , 0 … 0 , [hints] >
+    query    < q or q/‖q‖ , [0, −4s] , [kinds] , 0 … −w/f at one slot … 0  , 0 … 0 , [0 … 0] >
 
-    hint     the graph hint column, a − p·b − g·½‖r‖²
+    hints    the locality hint columns, and the graph hint column a − p·b − g·½‖r‖²
 
 The width is a multiple of 16. The columns in brackets are parts that a layout may have, see
 `codec.parts`: only L2 has u and v.
