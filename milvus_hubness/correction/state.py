@@ -30,7 +30,7 @@ from milvus_hubness.basics.bounds import (
 )
 from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, lost
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
@@ -552,16 +552,16 @@ class CollectionState(FrozenModel):
         half_squares = self.layout.half_squares
         if half_squares is None or not half_squares.mean or self.codec.leaves_vectors:
             return ""
-        lost = half_squares.lost(rows)
-        if not lost.any():
+        taken_off = half_squares.mean_of(self.dim).taken_off
+        is_lost = lost(rows, taken_off)
+        if not is_lost.any():
             return ""
 
-        row, column = np.argwhere(lost)[0]
-        mean = half_squares.mean_of(self.dim).taken_off[column]
+        row, column = np.argwhere(is_lost)[0]
         return (
             f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {field_words(self.field)}, "
             "which float32 rounds against the mean of that dimension, "
-            f"{mean:g}: it must be 0, or from half to twice the mean"
+            f"{taken_off[column]:g}: it must be 0, or from half to twice the mean"
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:

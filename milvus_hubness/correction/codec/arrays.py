@@ -25,7 +25,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -189,31 +189,6 @@ class Mean(NamedTuple):
         """Return the mean c of which a is taken off."""
         left_on = np.subtract(seen_from, taken_off, dtype=np.float64)
         return cls(seen_from, taken_off, left_on, 0.5 * float(left_on @ left_on))
-
-
-class KindProducts(NamedTuple):
-    """What a layout sends in the columns of kinds, of a query's product; 1/h is in both."""
-
-    directions: Floats
-    """(d, K + 1): νk − κ·(μk − μ), which the query is multiplied with."""
-    added: Floats
-    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
-
-
-@dataclass(frozen=True, eq=False)
-class KindWeights:
-    """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
-
-    taken_off: Floats
-    """(d,): κ·μq, subtracted from the query."""
-    directions: npt.NDArray[np.float64]
-    """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
-    without a kind, which count as average items."""
-    added: float
-    """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
-    sent: dict[tuple[str, float], KindProducts] = field(default_factory=dict, repr=False)
-    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
-    weights."""
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,6 @@ from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import (
     Dtype,
     Floats,
-    KindWeights,
     Metric,
     StorageFormat,
     decode,
@@ -28,7 +27,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.senders import Sender
+from milvus_hubness.correction.codec.senders import KindWeights, Sender
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]

@@ -16,7 +16,6 @@ from milvus_hubness.correction.codec.arrays import (
     ALIGNMENT,
     MAX_WIDTH,
     Floats,
-    KindWeights,
     Metric,
     matrix,
     norms_of,
@@ -30,7 +29,7 @@ from milvus_hubness.correction.codec.parts import (
     Part,
     expect_size,
 )
-from milvus_hubness.correction.codec.senders import Sender, Weights
+from milvus_hubness.correction.codec.senders import KindWeights, Sender, Weights
 from milvus_hubness.correction.kernels.multi_vectors import stacked
 from milvus_hubness.errors import (
     InvalidInput,

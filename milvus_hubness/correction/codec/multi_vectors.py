@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.codec.arrays import (
     Floats,
-    KindWeights,
     StorageFormat,
     encode,
     rounded,
 )
 from milvus_hubness.correction.codec.base import Columns, VectorCodec
 from milvus_hubness.correction.codec.layout import Layout, are_finite, expect_finite
-from milvus_hubness.correction.codec.senders import Weights
+from milvus_hubness.correction.codec.senders import KindWeights, Weights
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import InvalidParameter

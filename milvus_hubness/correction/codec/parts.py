@@ -20,17 +20,14 @@ from milvus_hubness.correction.codec.arrays import (
     MAX_WIDTH,
     QUERY_SCALE,
     Floats,
-    KindProducts,
-    KindWeights,
     Mean,
     Metric,
     half_squares,
     hint_directions_in,
-    lost,
     mean_in,
     rows_in,
 )
-from milvus_hubness.correction.codec.senders import ByKind, Weights
+from milvus_hubness.correction.codec.senders import ByKind, KindWeights, Weights
 from milvus_hubness.errors import InvalidParameter
 
 LARGEST_CONSTANT = 1e38
@@ -167,10 +164,6 @@ class HalfSquares(Part):
         taken_off = self.mean_of(stored.shape[1]).taken_off
         return np.where(taken_off == 0, stored, stored + taken_off)
 
-    def lost(self, rows: Floats) -> npt.NDArray[np.bool_]:
-        """Return which numbers of rows would not be read back bit for bit, bool (n, d)."""
-        return lost(rows, self.mean_of(rows.shape[1]).taken_off)
-
     def write(self, columns: Floats, stored: Floats, rows: Floats) -> None:
         """Set the columns of rows (n, d), whose stored vectors are `stored` (n, d)."""
         if columns.shape[1] == 2:
@@ -303,21 +296,17 @@ class KindColumns(Part):
         if weights is None:
             # h is a power of two, so that nothing is rounded.
             directions = np.ascontiguousarray(self.offsets_in(dim).T / np.float32(self.scale))
-            none_added = np.zeros(directions.shape[1], np.float32)
-            return ByKind(columns, KindProducts(directions, none_added), None)
+            return ByKind(columns, directions, np.zeros(self.count + 1, np.float32), None)
 
         form = (self.offsets, self.scale)
-        of_products = weights.sent.get(form)
-        if of_products is None:
-            of_products = weights.sent[form] = self._sent_for(weights, dim)
-        return ByKind(columns, of_products, weights.taken_off)
-
-    def _sent_for(self, weights: KindWeights, dim: int) -> KindProducts:
-        """Return what a search with these weights sends in the columns."""
-        directions = (self.offsets_in(dim).T - weights.directions) / self.scale
-        # Of the query less its mean, whose part is the same in all searches.
-        added = weights.added / self.scale - weights.taken_off.astype(np.float64) @ directions
-        return KindProducts(np.asarray(directions, np.float32), np.asarray(added, np.float32))
+        if form not in weights.sent:
+            exact = (self.offsets_in(dim).T - weights.directions) / self.scale
+            # Of the query less its mean, whose part is the same in all searches.
+            added = weights.added / self.scale - weights.taken_off.astype(np.float64) @ exact
+            directions = np.asarray(exact, np.float32)
+            sent = ByKind(columns, directions, np.asarray(added, np.float32), weights.taken_off)
+            weights.sent[form] = sent
+        return weights.sent[form]
 
 
 @dataclass(frozen=True)

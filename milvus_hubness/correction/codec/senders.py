@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from milvus_hubness.correction.codec.arrays import (
     UNIT_TOLERANCE,
     Floats,
-    KindProducts,
     lengths_of,
     matrix,
     one_vector,
@@ -29,23 +28,40 @@ Weights = npt.NDArray[np.float32]
 """One strength, or one for each query (m,)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ByKind:
-    """Compares queries with the means of kinds."""
+    """Compares queries with the means of kinds, by the columns of kinds."""
 
     columns: slice
-    """The columns of kinds, after the vector."""
-    of_products: KindProducts
-    """What the columns get of the products of a query."""
+    """The columns, after the vector."""
+    directions: Floats
+    """(d, K + 1): (νk − κ·(μk − μ))/h, which the query is multiplied with."""
+    added: Floats
+    """(K + 1,): κ·⟨μq, μ⟩/h less the products of κ·μq with the directions."""
     taken_off: Floats | None
     """(d,) what is subtracted from the queries afterwards; None for nothing."""
 
     def set(self, sent: Floats, vectors: Floats) -> None:
         """Set the columns of augmented queries, and their vectors (m, d), in place."""
-        products = vectors @ self.of_products.directions
-        np.add(products, self.of_products.added, out=sent[:, self.columns])
+        np.add(vectors @ self.directions, self.added, out=sent[:, self.columns])
         if self.taken_off is not None:
             vectors -= self.taken_off
+
+
+@dataclass(frozen=True, eq=False)
+class KindWeights:
+    """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
+
+    taken_off: Floats
+    """(d,): κ·μq, subtracted from the query."""
+    directions: npt.NDArray[np.float64]
+    """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
+    without a kind, which count as average items."""
+    added: float
+    """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
+    sent: dict[tuple[str, float], ByKind] = field(default_factory=dict, repr=False)
+    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
+    weights."""
 
 
 @dataclass(frozen=True)

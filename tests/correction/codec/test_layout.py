@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.correction.codec.arrays import rounded
+from milvus_hubness.correction.codec.arrays import lost, rounded
 from milvus_hubness.correction.codec.index_hints import (
     GRAPH_HINT_SHARE,
     LENGTH_SHARE,
@@ -492,13 +492,13 @@ def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, other
     taken_off = layout.half_squares.mean_of(20).taken_off
     near = rounded(taken_off * shares, dtype)
     rows = np.concatenate([sample, rounded(others, dtype), near])
-    lost = layout.half_squares.lost(rows)
-    assert not lost[: len(sample)].any()
+    is_lost = lost(rows, taken_off)
+    assert not is_lost[: len(sample)].any()
     stored = layout.augment(rows, np.zeros(len(rows)))
     stored[:, :20] = rounded(stored[:, :20], dtype)
     revert = decoded(layout, stored, dtype=dtype)
     plain = np.where((rows == 0) & (taken_off != 0), np.float32(0), rows)
-    np.testing.assert_array_equal(revert.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
+    np.testing.assert_array_equal(revert.view(np.uint32)[~is_lost], plain.view(np.uint32)[~is_lost])
 
 
 def test_a_mean_is_kept_where_half_squares_need_it_alone():
