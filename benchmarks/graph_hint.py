@@ -92,7 +92,10 @@ def measured(name: str, count: int) -> dict[str, Any]:
         layout = measured_on(
             plain, items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints
         )
-        layout = replace(layout, pull=layout.pull * pull / GRAPH_HINT_SHARE["IP"])
+        if layout.graph_hint is not None:
+            share = pull / GRAPH_HINT_SHARE["IP"]
+            hint = replace(layout.graph_hint, pull=layout.graph_hint.pull * share)
+            layout = replace(layout, graph_hint=hint)
         stored = layout.augment(
             items, biases, replace(uncentred, layout=layout).locality_hints(items)
         )

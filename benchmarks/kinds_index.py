@@ -277,18 +277,21 @@ def by_size(copies: dict[str, Corrected], found: Gallery) -> dict[str, Any]:
     default, by_kind = copies["default"], copies["kinds"]
     results = {"default": in_faiss(default, default.stored, default.query_vectors)}
     layout = by_kind.state.layout
+    columns_of_kinds = layout.kinds
+    assert columns_of_kinds is not None
     parts = (
         layout.biases(by_kind.stored),
-        layout.held_locality_hints(by_kind.stored),
+        by_kind.stored[:, layout.locality_hint_columns],
         layout.held_kinds(by_kind.stored),
     )
     for size in SIZES:
-        other = replace(layout, kind_scale=layout.kind_scale * size)
+        scale = columns_of_kinds.scale * size
+        other = replace(layout, kinds=replace(columns_of_kinds, scale=scale))
         state = by_kind.state.model_copy(update={"layout": other})
         stored = other.augment(found.items, *parts)
-        results[f"{other.kind_scale:g}"] = in_faiss(by_kind, stored, encoded(state, found.queries))
+        results[f"{scale:g}"] = in_faiss(by_kind, stored, encoded(state, found.queries))
     # The same ranking without the offsets that bring the kinds together.
-    plain = replace(layout, kind_offsets="")
+    plain = replace(layout, kinds=replace(columns_of_kinds, offsets=""))
     state = by_kind.state.model_copy(update={"layout": plain})
     stored = plain.augment(found.items, *parts)
     results[NO_OFFSETS] = in_faiss(by_kind, stored, encoded(state, found.queries))
@@ -296,7 +299,7 @@ def by_size(copies: dict[str, Corrected], found: Gallery) -> dict[str, Any]:
     # The same from vectors less the means: the numbers of kinds are in the products then.
     kinds = by_kind.state.kinds_of(by_kind.state.profile)
     assert kinds is not None
-    columns = slice(layout.dim, layout.dim + layout.kinds + 1)
+    columns = layout.kind_columns
     stored, query_vectors = by_kind.stored.copy(), by_kind.query_vectors.copy()
     stored[:, : layout.dim] = kinds.centred_items(layout.scaled(found.items), parts[2])
     stored[:, columns] = query_vectors[:, columns] = 0
@@ -323,8 +326,8 @@ def measured(uri: str, name: str, rows: int, *, with_times: bool) -> dict[str, A
         way: {
             "width": copy.state.layout.width,
             "locality_hints": copy.state.layout.locality_hint_count,
-            "graph_hint": copy.state.layout.anchor != 0,
-            "kind_scale": copy.state.layout.kind_scale,
+            "graph_hint": copy.state.layout.graph_hint is not None,
+            "kind_scale": copy.state.layout.kinds.scale if copy.state.layout.kinds else None,
         }
         for way, copy in copies.items()
     }

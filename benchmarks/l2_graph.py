@@ -27,6 +27,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import HalfSquares
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.correction.fitted import Correction
 from tests.support.real_data import load_task
@@ -83,7 +84,7 @@ def layouts(gallery: Gallery) -> dict[str, Layout]:
     mean = 0.5 * float(np.mean(np.sum(gallery.items.astype(np.float64) ** 2, axis=1)))
     return {
         "m = 0, s = 1": plain,
-        "m = mean, s = 1": replace(plain, offset=mean),
+        "m = mean, s = 1": replace(plain, half_squares=HalfSquares(offset=mean)),
         "measured, no link": measured_on(plain, gallery.items, graph_hint=False),
         "measured": measured_on(plain, gallery.items),
         "measured on the bank": measured_on(plain, gallery.bank),
@@ -133,7 +134,8 @@ def measured(gallery: Gallery) -> dict[str, Any]:
             f"strength {w:g}": recalls(index, layout.encode_queries(queries, w), wanted)
             for w, wanted in nearest.items()
         }
-        found[name]["constants"] = {"offset": layout.offset, "scale": layout.scale}
+        part = layout.half_squares or HalfSquares()
+        found[name]["constants"] = {"offset": part.offset, "scale": part.scale}
         squares = layout.scores(products, queries, 0.0)
         errors = np.abs(
             0.5 * np.sum(query_vectors**2, axis=1, keepdims=True) - squares / 2 - similarity

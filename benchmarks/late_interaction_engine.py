@@ -29,7 +29,9 @@ import numpy.typing as npt
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.late_interaction import INSTALL, hits, of_texts, points, records_and_tokens
 from benchmarks.text_to_text import folds
-from milvus_hubness import Correction, Layout, MultiVectors, maxsim
+from milvus_hubness import Correction, MultiVectors, maxsim
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR
 from milvus_hubness.quality.measures import paired_difference
@@ -108,11 +110,13 @@ def measured(tokens: Any, records: Any) -> dict[str, Any]:
     queries, documents, bank = (
         of_texts(tokens, texts).normalised() for texts in (fold.queries, fold.items, fold.bank)
     )
-    layout = Layout(documents.dim, "COSINE", multi_vectors=True)
+    layout = MultiVectorLayout(documents.dim, "COSINE")
     correction = Correction.fit(layout, DEFAULT_ESTIMATOR, bank, gallery=documents)
     biases = correction.centred(documents)
     biases = biases - biases.mean()
-    quantised = Layout(documents.dim, "COSINE", multi_vectors=True, spread=COLUMNS_OF_MULTI_VECTORS)
+    quantised = MultiVectorLayout(
+        documents.dim, "COSINE", BiasSlots(spread=COLUMNS_OF_MULTI_VECTORS)
+    )
     quantised = with_bias_scale(quantised, documents, biases)
 
     # What a search returns is a sum over the query's tokens.
@@ -127,7 +131,7 @@ def measured(tokens: Any, records: Any) -> dict[str, Any]:
         "queries": len(queries),
         "documents": len(documents),
         "tokens": len(documents.tokens),
-        "bias_scale": quantised.bias_scale,
+        "bias_scale": quantised.slots.scale,
     }
 
     exact = edge.SearchParams(exact=True)

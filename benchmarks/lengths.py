@@ -35,6 +35,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import FAR_ANCHOR, measured_on
+from milvus_hubness.correction.codec.parts import GraphHint
 from milvus_hubness.correction.fitted import Correction
 from tests.support.real_data import load_task
 
@@ -192,9 +193,11 @@ def forms(gallery: Gallery) -> dict[str, Form]:
 
 def for_one_length(layout: Layout) -> Layout:
     """Return the layout without what depends on the spread of the items' lengths and on those of the queries."""
-    factor = FAR_ANCHOR if layout.length_pull else 1.0
-    anchor, pull = layout.anchor / factor, layout.pull * factor
-    return replace(layout, anchor=anchor, pull=pull, length_pull=0.0, bias_scale=1.0)
+    hint = layout.graph_hint
+    if hint is not None:
+        factor = FAR_ANCHOR if hint.length_pull else 1.0
+        hint = GraphHint(hint.anchor / factor, hint.pull * factor)
+    return replace(layout, slots=replace(layout.slots, scale=1.0), graph_hint=hint)
 
 
 def of_equal_length(stored: Floats) -> Floats:

@@ -38,7 +38,8 @@ from benchmarks.environment import RESULTS, environment, save, table
 from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
-from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
+from milvus_hubness.correction.codec.parts import BiasSlots
+from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale, with_spread
 from milvus_hubness.correction.fitted import Correction
 from tests.support.real_data import load_task
 
@@ -101,12 +102,12 @@ def forms_of(gallery: Gallery, *, graph_hint: bool, multiple_of: int) -> dict[st
     in_one = Layout(dim, "IP", multiple_of=multiple_of)
     size = 1 / math.sqrt(dim)
     scale = 2.0 ** round(math.log2(size / float(biases.std())))
-    spread = with_bias_scale(replace(in_one, spread=spread_for(dim, "IP")), items, biases)
+    spread = with_bias_scale(with_spread(in_one, spread_for(dim, "IP")), items, biases)
     forms = {
         "plain": Form(items, queries, best),
         "as it is": augmented(in_one),
-        "4·f in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
-        "8 columns": augmented(with_bias_scale(replace(in_one, spread=8), items, biases)),
+        "4·f in 1 column": augmented(replace(in_one, slots=BiasSlots(scale=4 * scale))),
+        "8 columns": augmented(with_bias_scale(with_spread(in_one, 8), items, biases)),
         SPREAD: augmented(spread),
     }
     if graph_hint:
@@ -283,14 +284,16 @@ def by_codes(rows: int, queries: int) -> tuple[dict[str, Any], dict[str, Any]]:
         gallery = loaded(task, rows, queries)
         dim = gallery.items.shape[1]
         layout = with_bias_scale(
-            Layout(dim, "IP", spread=spread_for(dim, "IP")), gallery.items, gallery.biases
+            Layout(dim, "IP", BiasSlots(spread=spread_for(dim, "IP"))),
+            gallery.items,
+            gallery.biases,
         )
         about = {
             "rows": len(gallery.items),
             "dim": dim,
             "deviation": float(gallery.biases.std()),
-            "scale": layout.bias_scale,
-            "spread": layout.spread,
+            "scale": layout.slots.scale,
+            "spread": layout.slots.spread,
         }
         for engine, quantisers in (("Qdrant", qdrant_quantisers()), ("FAISS", faiss_quantisers())):
             if task == ROTATED:

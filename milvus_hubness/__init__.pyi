@@ -18,6 +18,7 @@ from milvus_hubness.basics.files.runs import to_run as to_run
 from milvus_hubness.basics.files.runs import write_run as write_run
 from milvus_hubness.correction.banks.bank import QueryBank as QueryBank
 from milvus_hubness.correction.codec.layout import Layout as Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout as MultiVectorLayout
 from milvus_hubness.correction.estimators import CSLS as CSLS
 from milvus_hubness.correction.estimators import NNN as NNN
 from milvus_hubness.correction.estimators import Blend as Blend

@@ -20,6 +20,7 @@ from milvus_hubness.correction.codec.arrays import (
 from milvus_hubness.correction.codec.arrays import packed as packed_vectors
 from milvus_hubness.correction.codec.base import PENDING, RowBiases, RowCodec
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorFormat
 from milvus_hubness.correction.estimators.base import FitInputs
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.prior import Items
@@ -125,6 +126,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "RowBiases",
     # The columns and the type of a stored vector, and rows to and from them.
     "StorageFormat",
+    # The same of rows of several vectors.
+    "MultiVectorFormat",
     # The multiple of a width at which indexes are fast: `ColumnNeeds.multiple_of`.
     "ALIGNMENT",
     # The types of vectors that can be corrected: `VectorField.dtype`.

@@ -95,7 +95,7 @@ PROFILE = {
 STATE = {
     "version": 1,
     "field": "vector",
-    "layout": {"dim": 8, "metric": "IP", "slots": 2},
+    "layout": {"dim": 8, "metric": "IP", "slots": {"count": 2}},
     "source": "products",
     "profiles": {"default": PROFILE},
 }
@@ -116,6 +116,10 @@ def with_profile(**fields):
 
 def with_layout(**fields):
     return {**STATE, "layout": {**STATE["layout"], **fields}}
+
+
+def with_half_squares(**fields):
+    return with_layout(metric="L2", half_squares=fields)
 
 
 BROKEN = {
@@ -196,18 +200,31 @@ BROKEN = {
     "a dimension beyond Milvus": (with_layout(dim=10**9), "layout: dim is from 1 to 32768"),
     "an endless dimension": (with_layout(dim=10**400), "layout: dim is from 1 to 32768"),
     "a mean that is none": (
-        with_layout(metric="L2", mean="AAAA"),
+        with_half_squares(mean="AAAA"),
         "3 bytes are no mean of 8 dimensions",
     ),
-    "a scale of 2^1000": (with_layout(metric="L2", scale=2.0**1000), "a power of two"),
-    "a bias scale of 2^1000": (with_layout(bias_scale=2.0**1000), "bias_scale is a power of two"),
-    "a bias scale that rounds": (with_layout(bias_scale=0.3), "bias_scale is a power of two"),
-    "a spread of a billion": (with_layout(spread=2**30), "spread is a power of two up to 64"),
-    "a spread of 0": (with_layout(spread=0), "spread is a power of two up to 64"),
-    "an offset beyond its scale": (
-        with_layout(metric="L2", offset=1e30),
-        "too large for a scale of 1",
+    "a mean of another metric": (
+        with_layout(half_squares={}),
+        "layout: a mean, an offset and a scale of half squares are for L2, not for IP",
     ),
+    "a scale of 2^1000": (with_half_squares(scale=2.0**1000), "half squares is a power of two"),
+    "a bias scale of 2^1000": (
+        with_layout(slots={"scale": 2.0**1000}),
+        "layout.slots: the scale of biases is a power of two",
+    ),
+    "a bias scale that rounds": (
+        with_layout(slots={"scale": 0.3}),
+        "the scale of biases is a power of two",
+    ),
+    "a spread of a billion": (
+        with_layout(slots={"spread": 2**30}),
+        "spread of biases is a power of two up to 64",
+    ),
+    "a spread of 0": (
+        with_layout(slots={"spread": 0}),
+        "spread of biases is a power of two up to 64",
+    ),
+    "an offset beyond its scale": (with_half_squares(offset=1e30), "too large for a scale of 1"),
     "a date without a zone": (
         with_profile(refreshed_at="2026-01-02T00:00:00"),
         "profiles.default.refreshed_at",

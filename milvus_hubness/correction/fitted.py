@@ -69,6 +69,8 @@ class _Landmarks(NamedTuple):
     """(m, c): their coordinates in the locality hint columns."""
     lengths: Floats
     """(m,): the lengths of the queries in the bank; 1 in place of 0."""
+    reach: float
+    """The length of an item's hints."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ class Correction:
 
     def _hints_of(self, near: npt.NDArray[np.int64]) -> Floats:
         """Return the locality hint columns of items by their nearest landmarks (n, k)."""
-        return columns(self._landmarks.coordinates[near], self.layout.reach)
+        return columns(self._landmarks.coordinates[near], self._landmarks.reach)
 
     def of_rows(
         self, vectors: Floats, rows: ItemRows | None = None, *, are_new: bool
@@ -362,7 +364,8 @@ class Correction:
     @cached_property
     def _landmarks(self) -> _Landmarks:
         bank = self.fitted.bank.vectors
-        if is_token_rows(bank):
+        hints = self.layout.locality_hints
+        if hints is None or is_token_rows(bank):
             raise InvalidInput(
                 "locality hints are of rows with one vector: use a layout without them"
             )
@@ -370,8 +373,9 @@ class Correction:
         lengths = lengths_of(bank[landmark_rows(len(bank))]).astype(np.float32)
         return _Landmarks(
             directions=directions,
-            coordinates=coordinates(directions, self.layout.locality_directions),
+            coordinates=coordinates(directions, hints.directions_in(self.layout.dim)),
             lengths=np.where(lengths == 0, 1, lengths),
+            reach=hints.reach,
         )
 
     def centred(

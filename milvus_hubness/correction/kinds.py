@@ -44,11 +44,11 @@ from pydantic import AfterValidator, Field, model_validator
 from milvus_hubness.basics.bounds import FrozenModel, Name, Number, shown
 from milvus_hubness.correction.codec.arrays import (
     Floats,
-    KindWeights,
     rows_as_text,
     rows_in,
     unit_directions,
 )
+from milvus_hubness.correction.codec.senders import KindWeights
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from milvus_hubness.basics.bounds import (
     MOST_CANDIDATES,
@@ -29,10 +30,11 @@ from milvus_hubness.basics.bounds import (
 )
 from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, lost
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorCodec, MultiVectorLayout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
@@ -265,6 +267,29 @@ class OtherGeneration(FrozenModel):
     """The profile while searches read this generation, with its slot."""
 
 
+class _OfTokens(FrozenModel):
+    """The stored layout of rows of several vectors."""
+
+    of_tokens: Layout
+
+
+def _read_layout(value: Any) -> Any:
+    """Return the layout of rows of several vectors, or another value as it is, for pydantic to read."""
+    if not isinstance(value, dict) or value.keys() != _OfTokens.model_fields.keys():
+        return value
+    layout = _OfTokens.model_validate(value).of_tokens
+    return MultiVectorLayout(*(getattr(layout, part.name) for part in fields(layout)))
+
+
+def _written_layout(layout: Layout) -> dict[str, Any]:
+    """Return the layout as plain data, without the parts that it lacks."""
+    present = {name: part for name, part in asdict(layout).items() if part is not None}
+    return {"of_tokens": present} if layout.multi_vectors else present
+
+
+StoredLayout = Annotated[Layout, BeforeValidator(_read_layout), PlainSerializer(_written_layout)]
+
+
 class CollectionState(FrozenModel):
     """The state of a corrected vector field, for clients and jobs."""
 
@@ -276,7 +301,7 @@ class CollectionState(FrozenModel):
     """End of the names of the hidden fields and of the property, which differ between several
     corrected fields of a collection; empty for the first field.
     """
-    layout: Layout
+    layout: StoredLayout
     """The columns of the augmented vectors and queries."""
     dtype: Dtype = "float32"
     """Type of the numbers in the field."""
@@ -332,10 +357,12 @@ class CollectionState(FrozenModel):
     def _expect_kinds(self) -> None:
         """Check that the layout has a column for each kind, and each profile a mean."""
         count = self.kinds.count if self.kinds is not None else 0
-        if self.layout.kinds != count:
-            raise InvalidParameter(f"layout.kinds is {self.layout.kinds}, for {count} kinds")
-        if self.layout.kind_offsets and self.dtype != "float32":
-            raise InvalidParameter(f"layout.kind_offsets are for float32, not for {self.dtype}")
+        columns = self.layout.kinds
+        columns_count = columns.count if columns is not None else 0
+        if columns_count != count:
+            raise InvalidParameter(f"layout.kinds has {columns_count} columns, for {count} kinds")
+        if columns is not None and columns.offsets and self.dtype != "float32":
+            raise InvalidParameter(f"layout.kinds.offsets are for float32, not for {self.dtype}")
         if count and self.reranking is not None:
             raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
 
@@ -374,14 +401,15 @@ class CollectionState(FrozenModel):
     @property
     def slots(self) -> int:
         """The number of slots of biases: columns of the vectors, or places of a generation beside."""
-        return self.layout.slots if self.reranking is None else SLOTS
+        return self.layout.slots.count if self.reranking is None else SLOTS
 
     @cached_property
     def codec(self) -> RowCodec:
         """The codec of the field's rows, queries and scores: the one of its bias location."""
         common = (self.field, self.suffix, self.layout, self.dtype, self.profile.slot)
         if self.reranking is None:
-            return VectorCodec(*common)
+            codec_class = MultiVectorCodec if self.layout.multi_vectors else VectorCodec
+            return codec_class(*common)
 
         return BesideCodec(
             *common,
@@ -521,17 +549,19 @@ class CollectionState(FrozenModel):
         It is empty if all would. keys: names of the rows in the message.
         """
         # Only a mean that is subtracted before rows are stored can cost a bit.
-        if not self.layout.mean or self.codec.leaves_vectors:
+        half_squares = self.layout.half_squares
+        if half_squares is None or not half_squares.mean or self.codec.leaves_vectors:
             return ""
-        lost = self.layout.lost(rows)
-        if not lost.any():
+        taken_off = half_squares.mean_of(self.dim).taken_off
+        is_lost = lost(rows, taken_off)
+        if not is_lost.any():
             return ""
 
-        row, column = np.argwhere(lost)[0]
+        row, column = np.argwhere(is_lost)[0]
         return (
             f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {field_words(self.field)}, "
             "which float32 rounds against the mean of that dimension, "
-            f"{self.layout.taken_off[column]:g}: it must be 0, or from half to twice the mean"
+            f"{taken_off[column]:g}: it must be 0, or from half to twice the mean"
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:

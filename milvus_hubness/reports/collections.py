@@ -20,6 +20,7 @@ from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
+from milvus_hubness.correction.codec.quantisation import with_spread
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, gallery_kinds, grouped, reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
@@ -204,7 +205,7 @@ def _kinds_to_try(
     request.expect_no_targets(target_bank)
     layout = gallery.layout
     spread = store.column_needs(info, field).spread
-    request.expect_possible(replace(layout, kinds=0, kind_offsets="", spread=spread), field)
+    request.expect_possible(with_spread(replace(layout, kinds=None), spread), field)
     state = info.states.get(field)
     if state is not None and state.kind == request.name:
         chosen = ChosenKinds(state.kinds)

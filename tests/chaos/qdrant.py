@@ -133,7 +133,7 @@ class QdrantDatabase(Database):
         if state.reranking is None:
             layout = state.layout
             given = state.codec.form.split(
-                layout.augment(given, np.zeros((len(rows), layout.slots), np.float32))
+                layout.augment(given, np.zeros((len(rows), layout.slots.count), np.float32))
             )
             mark = {state.codec.epoch_field: PENDING}
         made = [

@@ -54,7 +54,7 @@ def enabled(shared_backend, request):
 
 def test_biases_of_an_l2_gallery_far_from_zero_are_exact(lite):
     far = Enabled(lite, "L2", away=1_000.0)
-    assert far.state.layout.mean
+    assert far.state.layout.half_squares.mean
     far.assert_found(far.client.search(far.name, list(far.queries)))
 
 

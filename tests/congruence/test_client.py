@@ -186,14 +186,14 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
             np.testing.assert_allclose(hits.distances, np.sort(scores)[:10], rtol=1e-4)
 
     assert_right(items)
-    before = client.hubness_state(target).layout.mean
+    before = client.hubness_state(target).layout.half_squares.mean
     for key, vector in enumerate(new, start=400):
         row = {"id": key, "vector": vector, "group": 0}
         plain.insert(name, [row])
         client.insert(target, [row], bias="pending" if key % 2 else "compute")
     refresh(store, target, Recipe(QueryBank(bank), estimator=NNN(K, ALPHA)), force=True)
     assert_right(np.concatenate([items, new]))
-    assert client.hubness_state(target).layout.mean == before
+    assert client.hubness_state(target).layout.half_squares.mean == before
     bound = plain.search(name, [queries[0]], limit=10)[0].distances[4]
     params = {"params": {"radius": bound}}
     within = client.search(target, [queries[0]], limit=10, search_params=params, strength=0)

@@ -239,7 +239,7 @@ def test_rows_of_all_kinds_are_read_back_to_the_last_place(backend, metric):
     mixed.plain.upsert(mixed.source, [mixed.row(key) for key in mixed.items])
     mixed.correct()
     state = mixed.state
-    assert state.layout.kind_offsets
+    assert state.layout.kinds.offsets
     batch = mixed.store.get(mixed.name, list(mixed.items), "vector")
     still = [
         key
@@ -249,9 +249,8 @@ def test_rows_of_all_kinds_are_read_back_to_the_last_place(backend, metric):
     assert 30 < len(still) < len(mixed.items) - 30
 
     def assert_read(units=1, exact=()):
-        sizes = {
-            key: np.abs(item) + state.layout.largest_offsets for key, item in mixed.items.items()
-        }
+        offsets = np.abs(state.layout.kinds.offsets_in(state.dim)).max(axis=0)
+        sizes = {key: np.abs(item) + offsets for key, item in mixed.items.items()}
         for way, read in read_by(mixed.client, mixed.name, mixed.items).items():
             assert read.keys() == mixed.items.keys(), way
             for key, item in mixed.items.items():

@@ -67,12 +67,13 @@ class Varied:
         np.testing.assert_array_equal(stored[:, :DIM], items)
 
         layout = state.layout
-        assert layout.length_pull > 0
+        hint = layout.graph_hint
+        assert hint.length_pull > 0
         in_slots = layout.biases(stored, slice(None)).mean(axis=1, dtype=float)
         half_squares = 0.5 * (items.astype(float) ** 2).sum(axis=1)
-        by_length = np.minimum(layout.length_pull * half_squares, layout.anchor)
-        wanted = layout.anchor - layout.pull * in_slots - by_length
-        np.testing.assert_allclose(stored[:, -1], wanted, rtol=1e-6, atol=1e-6 * layout.anchor)
+        by_length = np.minimum(hint.length_pull * half_squares, hint.anchor)
+        wanted = hint.anchor - hint.pull * in_slots - by_length
+        np.testing.assert_allclose(stored[:, -1], wanted, rtol=1e-6, atol=1e-6 * hint.anchor)
 
 
 def test_copies_clients_dual_writes_and_refreshes_place_rows_by_their_lengths(database):
@@ -149,8 +150,10 @@ def test_a_refresh_measures_the_lengths_again(backend):
     client.upsert(alias, lines)
     refresh(store, alias, QueryBank(4 * other), force=True)
     after = store.info(alias).state.layout
-    assert (after.anchor, after.length_pull) == (4 * before.anchor, before.length_pull / 4)
-    assert after.bias_scale == before.bias_scale / 4
+    anchor, length_pull = before.graph_hint.anchor, before.graph_hint.length_pull
+    assert after.graph_hint.anchor == 4 * anchor
+    assert after.graph_hint.length_pull == length_pull / 4
+    assert after.slots.scale == before.slots.scale / 4
     assert_scores(client, alias, 4 * items, 4 * other)
     found = client.query(alias, filter="id >= 0", limit=ITEMS)
     np.testing.assert_array_equal(
@@ -181,4 +184,4 @@ def test_a_collection_born_corrected_takes_the_lengths_of_its_target_bank(backen
         metric_type="IP",
         hubness=CorrectionConfig(Recipe(bank, target_bank=items, estimator=NNN(K))),
     )
-    assert backend.store().info(name).state.layout.length_pull > 0
+    assert backend.store().info(name).state.layout.graph_hint.length_pull > 0

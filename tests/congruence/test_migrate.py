@@ -737,7 +737,7 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     [row] = client.get(target, 0, consistency_level="Strong")
     stored = np.array([row["vector"]], np.float32)
     [vector] = state.layout.with_biases(
-        stored, {slot: [0.25] for slot in range(state.layout.slots)}
+        stored, {slot: [0.25] for slot in range(state.layout.slots.count)}
     )
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
     with pytest.raises(VerificationFailed, match="of its bank: rows 0"):

@@ -108,7 +108,7 @@ def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
     [row] = client.query(target, filter='sku == "P-0299"', output_fields=["*"])
     stored = np.array([row["vector"]], np.float32)
     [vector] = state.layout.with_biases(
-        stored, {slot: [0.25] for slot in range(state.layout.slots)}
+        stored, {slot: [0.25] for slot in range(state.layout.slots.count)}
     )
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
 

@@ -64,7 +64,7 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
         plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(K)), Copy(alias=alias)),
     )
     layout = store.info(done.target).state.layout
-    assert (layout.spread, layout.anchor) == (SPREAD, 0)
+    assert (layout.slots.spread, layout.graph_hint) == (SPREAD, None)
     assert_scores(client, alias, items, query, bank, metric)
     assert_scores(client, alias, items, query, bank, metric, strength=0.25)
     items[7] = other[0]
@@ -76,12 +76,12 @@ def test_a_migrated_collection_is_searched_and_refreshed(backend, spread, metric
     spread.append(8)
     again = refresh(store, alias)
     assert (again.action, again.reason) == ("full", "the quantization of the vectors changed")
-    assert store.info(alias).state.layout.spread == 8
+    assert store.info(alias).state.layout.slots.spread == 8
     assert_scores(client, alias, items, query, other, metric)
     spread.append(1)
     assert refresh(store, alias).action == "none"
     assert refresh(store, alias, QueryBank(bank)).action == "full"
-    assert store.info(alias).state.layout.spread == 1
+    assert store.info(alias).state.layout.slots.spread == 1
     assert_scores(client, alias, items, query, bank, metric)
 
 
@@ -94,8 +94,8 @@ def test_a_new_collection_has_the_spread_from_its_first_row_on(backend, spread, 
     client.create_collection(name, dimension=DIM, metric_type=metric, hubness=config)
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     layout = backend.store().info(name).state.layout
-    assert layout.spread == SPREAD
-    assert layout.bias_scale != 1
+    assert layout.slots.spread == SPREAD
+    assert layout.slots.scale != 1
     assert_scores(client, name, items, query, bank, metric)
 
 

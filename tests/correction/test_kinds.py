@@ -15,6 +15,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import rows_as_text, rows_in, unit_directions
 from milvus_hubness.correction.codec.base import RowBiases, form_of
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots, KindColumns
 from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.fitted import Correction, measured_kinds
 from milvus_hubness.correction.kinds import (
@@ -71,7 +72,7 @@ def test_what_the_database_computes_is_the_score_relative_to_the_means(
 ):
     rng = np.random.default_rng(seed)
     offsets = rows_as_text(rng.normal(size=(3, dim))) if is_moved else ""
-    layout = Layout(dim, metric, slots=2, kinds=3, kind_scale=scale, kind_offsets=offsets)
+    layout = Layout(dim, metric, BiasSlots(2), kinds=KindColumns(3, scale=scale, offsets=offsets))
     items, numbers = two_means_apart(rng, 12, dim)
     queries = (rng.normal(size=(5, dim)) + rng.normal(size=dim)).astype(np.float32)
     biases = rng.normal(size=12).astype(np.float32)
@@ -131,13 +132,13 @@ def test_rows_of_each_kind_are_read_back_to_the_last_place(data, dim, metric):
     else:
         rows = unit_directions(rows).astype(np.float32)
     offsets = rows_as_text(rng.normal(size=(3, dim)))
-    layout = Layout(dim, metric, 2, kinds=3, kind_scale=0.25, kind_offsets=offsets)
+    layout = Layout(dim, metric, BiasSlots(2), kinds=KindColumns(3, scale=0.25, offsets=offsets))
     codec = vector_codec(layout)
 
     stored = codec.encode_rows(rows, RowBiases({0: np.ones(6)}, 1, kinds=numbers))
     assert stored.keys() == {codec.field, *codec.hidden_fields}
     first_read = codec.decode_rows(stored)
-    assert_within_units(1, first_read, rows, layout.offsets_of(numbers))
+    assert_within_units(1, first_read, rows, layout.kinds.offsets_of(numbers, dim))
 
     for biases in (
         RowBiases({0: np.full(6, 2.0)}, 2),
@@ -148,7 +149,10 @@ def test_rows_of_each_kind_are_read_back_to_the_last_place(data, dim, metric):
 
     moved = codec.set_biases(stored, RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers))
     stored = {**stored, **moved}
-    sizes = np.maximum(np.abs(layout.offsets_of(numbers)), np.abs(layout.offsets_of(other_numbers)))
+    sizes = np.maximum(
+        np.abs(layout.kinds.offsets_of(numbers, dim)),
+        np.abs(layout.kinds.offsets_of(other_numbers, dim)),
+    )
     assert_within_units(2, codec.decode_rows(stored), rows, sizes)
     np.testing.assert_array_equal(codec.read_kinds(stored), other_numbers)
     np.testing.assert_array_equal(codec.read_biases(stored), [[4, 3]] * 6)
@@ -168,7 +172,7 @@ def test_rows_lie_where_the_offsets_of_their_kinds_put_them():
     items, numbers = two_means_apart(rng, 400, 10)
     means = np.stack([items[numbers == kind].mean(axis=0) for kind in range(3)])
     offsets = rows_as_text(means - means[1])
-    layout = Layout(10, "IP", kinds=3, kind_offsets=offsets)
+    layout = Layout(10, "IP", kinds=KindColumns(3, offsets=offsets))
     stored = layout.augment(items, np.zeros(400), kinds=numbers)[:, :10]
     for kind in range(3):
         np.testing.assert_allclose(stored[numbers == kind].mean(axis=0), means[1], atol=0.03)
@@ -180,7 +184,7 @@ def test_weights_of_another_layout_are_no_others():
     rng = np.random.default_rng(4)
     items, numbers = two_means_apart(rng, 30, 8)
     layouts = [
-        Layout(8, "IP", kinds=3, kind_scale=scale, kind_offsets=offsets)
+        Layout(8, "IP", kinds=KindColumns(3, scale=scale, offsets=offsets))
         for scale in (1.0, 0.25)
         for offsets in ("", rows_as_text(rng.normal(size=(3, 8))))
     ]
@@ -197,16 +201,16 @@ def test_weights_of_another_layout_are_no_others():
 
 def test_offsets_need_kinds_of_that_number_and_float32():
     three = rows_as_text(np.ones((3, 8)))
-    with pytest.raises(InvalidParameter, match="offsets of kinds need columns for the kinds"):
-        Layout(8, "IP", kind_offsets=three)
+    with pytest.raises(InvalidParameter, match="the number of kinds is from 1 to"):
+        KindColumns(0, offsets=three)
     with pytest.raises(InvalidParameter, match="are not 2 means of 8 dimensions"):
-        Layout(8, "IP", kinds=2, kind_offsets=three)
+        Layout(8, "IP", kinds=KindColumns(2, offsets=three))
     with pytest.raises(InvalidParameter, match="is not base64"):
-        Layout(8, "IP", kinds=2, kind_offsets="no base64!")
+        Layout(8, "IP", kinds=KindColumns(2, offsets="no base64!"))
 
 
 def test_a_row_without_a_kind_counts_as_an_average_item():
-    layout = Layout(4, "IP", kinds=3)
+    layout = Layout(4, "IP", kinds=KindColumns(3))
     items = np.eye(4, dtype=np.float32)
     numbers = np.array([0, 1, 1, 2])
     kinds = Kinds.measured(RULE, items, numbers, np.ones((3, 4), np.float32))
@@ -221,7 +225,7 @@ def test_a_row_without_a_kind_counts_as_an_average_item():
 
 def test_biases_are_those_of_vectors_relative_to_their_means():
     rng = np.random.default_rng(3)
-    layout = Layout(16, "COSINE", kinds=3)
+    layout = Layout(16, "COSINE", kinds=KindColumns(3))
     items, numbers = two_means_apart(rng, 200, 16)
     bank = single_queries(vectors(rng, 90, 16))
     kinds = measured_kinds(layout, RULE, items, numbers, bank)
@@ -248,7 +252,7 @@ def test_biases_are_those_of_vectors_relative_to_their_means():
 def test_a_log_that_repeats_a_query_moves_no_mean():
     """A bank that is a log says how often queries come, not where queries lie."""
     rng = np.random.default_rng(5)
-    layout = Layout(12, "IP", kinds=3)
+    layout = Layout(12, "IP", kinds=KindColumns(3))
     items, numbers = two_means_apart(rng, 60, 12)
     queries = vectors(rng, 40, 12)
     repeated = np.vstack([queries, np.repeat(queries[:1], 500, axis=0)])
@@ -259,10 +263,10 @@ def test_a_log_that_repeats_a_query_moves_no_mean():
 
 
 def test_further_profiles_leave_the_kinds_where_they_are():
-    layout = Layout(9, "IP", slots=2, kinds=3, kind_scale=0.25)
+    layout = Layout(9, "IP", BiasSlots(2), kinds=KindColumns(3, scale=0.25))
     items, numbers = two_means_apart(np.random.default_rng(1), 20, 9)
     stored = layout.augment(items, np.ones(20), kinds=numbers)
-    wider = replace(layout, slots=3)
+    wider = replace(layout, slots=BiasSlots(3))
     assert wider.width == layout.width
     changed = wider.with_biases(stored, {2: np.full(20, 5.0)})
     np.testing.assert_array_equal(wider.held_kinds(changed), numbers)
@@ -270,7 +274,7 @@ def test_further_profiles_leave_the_kinds_where_they_are():
 
 
 def test_new_biases_leave_the_kinds_and_new_kinds_the_biases():
-    layout = Layout(10, "COSINE", kinds=3)
+    layout = Layout(10, "COSINE", kinds=KindColumns(3))
     items, numbers = two_means_apart(np.random.default_rng(1), 20, 10)
     stored = layout.augment(items, np.ones(20), kinds=numbers)
     assert (layout.held_kinds(layout.with_biases(stored, {0: np.zeros(20)})) == numbers).all()
@@ -381,15 +385,18 @@ def test_a_stranger_s_means_are_refused():
             Kinds(RULE, KindMeans(means=means, shares=shares), dim)
 
 
-@pytest.mark.parametrize("options", [{"metric": "L2"}, {"metric": "IP", "spread": 8}])
-def test_layouts_without_room_for_kinds_refuse_them(options):
-    with pytest.raises(InvalidParameter, match="columns for kinds are for IP and COSINE"):
-        Layout(8, kinds=2, **options)
+@pytest.mark.parametrize(
+    ("metric", "spread", "words"),
+    [("L2", 1, "are for IP and COSINE, not for L2"), ("IP", 8, "with a spread of 1, got 8")],
+)
+def test_layouts_without_room_for_kinds_refuse_them(metric, spread, words):
+    with pytest.raises(InvalidParameter, match=f"columns for kinds .*{words}"):
+        Layout(8, metric, BiasSlots(spread=spread), kinds=KindColumns(2))
 
 
 def test_a_target_bank_is_refused():
     rng = np.random.default_rng(0)
-    layout = Layout(8, "IP", kinds=3)
+    layout = Layout(8, "IP", kinds=KindColumns(3))
     items, numbers = two_means_apart(rng, 50, 8)
     bank = single_queries(vectors(rng, 80, 8))
     kinds = measured_kinds(layout, RULE, items, numbers, bank)

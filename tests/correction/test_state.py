@@ -1,10 +1,19 @@
 """The state survives the database as text, and refuses what it cannot read."""
 
+import json
 from datetime import datetime, timezone
 
 import pytest
 
+from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
+from milvus_hubness.correction.codec.parts import (
+    BiasSlots,
+    GraphHint,
+    HalfSquares,
+    LocalityHints,
+)
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     BankReference,
@@ -45,23 +54,53 @@ def test_it_reads_what_it_wrote(state):
     assert state.profile.epoch == 4
 
 
-def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
-    plain = state.model_copy(update={"layout": Layout(384, "L2")})
-    text = (
-        plain.to_json()
-        .replace(',"offset":0.0,"scale":1.0', "")
-        .replace(',"bias_scale":1.0,"spread":1', "")
-    )
-    assert '"scale"' not in text
-    assert "spread" not in text
-    assert read_states({"hubness": text}, "products") == {state.field: plain}
-    assert plain.layout == Layout(384, "L2")
-    constants = {"offset": 1234.5678901234, "scale": 16.0, "bias_scale": 0.25, "spread": 8}
-    measured = plain.model_copy(update={"layout": Layout(384, "L2", **constants)})
-    assert (
-        read_states({"hubness": measured.to_json()}, "products")[state.field].layout
-        == measured.layout
-    )
+LAYOUTS = [
+    Layout(384, "COSINE"),
+    Layout(384, "IP", BiasSlots(2, spread=8), multiple_of=48),
+    Layout(384, "L2", BiasSlots(scale=1 / 64), half_squares=HalfSquares(1234.5678901234, 16.0)),
+    Layout(
+        2,
+        "IP",
+        locality_hints=LocalityHints("AAECAw==", 0.5),
+        graph_hint=GraphHint(2.0, 0.3, 0.1),
+    ),
+    MultiVectorLayout(128, "COSINE", BiasSlots(spread=2)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_that_is_read_is_the_one_that_was_written(state, layout):
+    text = state.model_copy(update={"layout": layout}).to_json()
+    [read] = read_states({"hubness": text}, "products").values()
+    assert read.layout == layout
+    assert type(read.layout) is type(layout)
+    assert read.codec.form.width == form_of(layout, "float32").width
+
+
+def test_a_state_names_no_part_that_the_layout_lacks(state):
+    assert json.loads(state.to_json())["layout"] == {
+        "dim": 384,
+        "metric": "COSINE",
+        "slots": {"count": 1, "scale": 1.0, "spread": 1},
+        "multiple_of": 16,
+    }
+
+
+def test_rows_of_several_vectors_have_no_other_columns(state):
+    def read(layout):
+        record = {**json.loads(state.to_json()), "layout": layout}
+        return CollectionState.from_json(json.dumps(record), "products")
+
+    plain = {"dim": 380, "metric": "COSINE"}
+    assert read({"of_tokens": plain}).layout == MultiVectorLayout(380, "COSINE")
+    with pytest.raises(
+        StateError, match=r"broken at layout: .* no columns for kinds or index hints"
+    ):
+        read({"of_tokens": {**plain, "graph_hint": {"anchor": 1.0}}})
+    with pytest.raises(StateError, match=r"broken at layout\.of_tokens: dim is from 1 to"):
+        read({"of_tokens": {**plain, "dim": 0}})
+    with pytest.raises(StateError, match=r"broken at layout\.of_tokens"):
+        read({"of_tokens": plain, **plain})
 
 
 def test_no_property_is_no_state():

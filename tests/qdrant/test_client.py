@@ -117,7 +117,7 @@ def test_scores_are_those_of_the_definition(of_each_distance):
 
 def test_a_gallery_far_from_zero_is_searched_and_read_as_before(backend):
     far = Corrected(backend, "Euclid", away=1_000.0)
-    assert far.state.layout.mean
+    assert far.state.layout.half_squares.mean
     far.assert_scores()
     query = far.query.tolist()
     plain = backend.client.query_points(far.source, query, limit=9).points

@@ -6,6 +6,7 @@ import pytest
 
 from milvus_hubness import NNN, Correction, Layout, QueryBank
 from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.parts import BiasSlots, KindColumns
 from milvus_hubness.correction.kinds import KindRule, Kinds
 from tests.support.galleries import METRICS, nnn, similarity, vectors
 
@@ -24,7 +25,7 @@ def shelf(metric, quick_folder):
     """A shard in augmented form, biases of `bank` in slot 0, and what went into it."""
     rng = np.random.default_rng(0)
     items, bank, other, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60, 1))
-    layout = measured_on(Layout(DIM, metric, slots=2), items)
+    layout = measured_on(Layout(DIM, metric, BiasSlots(2)), items)
     params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
     shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
     biases = Correction.fit(layout, NNN(8), QueryBank(bank)).centred(items)
@@ -78,7 +79,7 @@ def test_the_engine_compares_by_kind(quick_folder):
     items[numbers == 1, 0] += 2
     rule = KindRule(field="kind", values=("image", "text"))
     kinds = Kinds.measured(rule, items, numbers, bank)
-    layout = measured_on(Layout(DIM, "IP", kinds=2, kind_scale=1 / 16), items)
+    layout = measured_on(Layout(DIM, "IP", kinds=KindColumns(2, scale=1 / 16)), items)
     biases = rng.normal(size=ITEMS).astype(np.float32)
     params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
     shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))

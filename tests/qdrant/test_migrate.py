@@ -226,7 +226,7 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
 
     def held(ids):
         found = store.get(target, list(ids), "")
-        return state.layout.held_locality_hints(found.vectors[np.argsort(found.keys)])
+        return found.vectors[np.argsort(found.keys)][:, state.layout.locality_hint_columns]
 
     np.testing.assert_allclose(held(range(80)), correction.locality_hints(items), atol=1e-5)
     points = [models.PointStruct(id=80 + i, vector=row.tolist()) for i, row in enumerate(new)]

@@ -188,7 +188,7 @@ def test_forcing_a_refresh_repairs_biases_that_something_has_damaged(alone):
     corrected = Corrected(alone, "Dot")
     broken = corrected.store.get(corrected.name, [key(i) for i in range(30)], "")
     layout = corrected.state.layout
-    broken.vectors[:, layout.first_slot : layout.first_slot + layout.slots] += 0.5
+    broken.vectors[:, layout.slot_columns] += 0.5
     corrected.store.upsert(corrected.name, broken, "")
     corrected.name = aliased(corrected.store, corrected.name)
     assert refresh(corrected.store, corrected.name).action == "none", "nobody can see it"

@@ -13,7 +13,6 @@ from milvus_hubness import (
     Beside,
     Copy,
     Correction,
-    Layout,
     MultiVectors,
     QueryBank,
     Recipe,
@@ -22,6 +21,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.errors import (
     CannotMigrate,
@@ -346,7 +347,7 @@ def test_rows_without_a_bias_get_theirs(corrected):
     batch = corrected.store.get(corrected.name, numbers, FIELD, partition="numbers")
     layout = corrected.state.layout
     tokens = batch.vectors.tokens
-    tokens[:, layout.first_slot : layout.first_slot + layout.slots] = 0
+    tokens[:, layout.slot_columns] = 0
     for row in batch.rows:
         row.update({corrected.state.codec.epoch_field: 0})
     corrected.store.upsert(corrected.name, batch, FIELD)
@@ -460,7 +461,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_whose_biases_it_keeps(bac
     monkeypatch.setattr(config_of, lambda source, field: configs[-1] if configs else None)
     corrected = Corrected(backend)
     store = corrected.store
-    assert (corrected.state.layout.spread, corrected.state.layout.bias_scale) == (1, 1.0)
+    assert (corrected.state.layout.slots.spread, corrected.state.layout.slots.scale) == (1, 1.0)
     store.point_alias("live", store.info(corrected.name).name)
 
     int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
@@ -471,9 +472,9 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_whose_biases_it_keeps(bac
     corrected.name = done.collection
     layout = corrected.state.layout
     deviation = nnn_of(corrected.bank, corrected.documents, "Cosine").std()
-    assert layout.spread == 2
+    assert layout.slots.spread == 2
     # The power of two that is nearest.
-    assert abs(np.log2(layout.bias_scale * np.sqrt(2 * deviation))) <= 0.51
+    assert abs(np.log2(layout.slots.scale * np.sqrt(2 * deviation))) <= 0.51
     corrected.assert_scores()
     assert refresh(store, "live").action == "none"
 
@@ -495,7 +496,7 @@ def test_the_rust_engine_serves_corrected_sums_and_keeps_them_in_int8(quick_fold
     documents, bank, queries = rows(count, 12), rows(100, 8), rows(40, 8)
     found = {}
     for spread in (1, 2):
-        layout = Layout(dim, "COSINE", spread=spread, multi_vectors=True)
+        layout = MultiVectorLayout(dim, "COSINE", BiasSlots(spread=spread))
         biases = Correction.fit(layout, NNN(K, ALPHA), bank).centred(documents)
         biases -= biases.mean()
         layout = with_bias_scale(layout, documents, biases)

@@ -6,6 +6,7 @@ from qdrant_client import models
 
 from milvus_hubness import NNN, Layout, QueryBank, Recipe, migrate, plan_correction, refresh, status
 from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction.fitted import Correction
 from qdrant_hubness.store import schema
@@ -34,11 +35,8 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
     corrected = Corrected(backend, distance)
     corrected.name = aliased(corrected.store, corrected.name)
     layout = corrected.state.layout
-    assert (layout.spread, layout.anchor, layout.locality_hints) == (
-        spread_for(corrected.DIM, METRICS[distance]),
-        0,
-        "",
-    )
+    assert layout.slots.spread == spread_for(corrected.DIM, METRICS[distance])
+    assert (layout.graph_hint, layout.locality_hints) == (None, None)
     assert layout.width % 16 == 0
     corrected.assert_scores()
     found, wanted = corrected.scores(strength=0.5), corrected.wanted(strength=0.5)
@@ -53,8 +51,8 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
     corrected.assert_scores(bank=corrected.other)
     assert refresh(corrected.store, corrected.name).action == "none"
     now = status(corrected.store, corrected.name)
-    assert (now.spread, now.needs_other_columns) == (layout.spread, False)
-    assert 1 / 4 < now.bias_scale / layout.bias_scale < 4
+    assert (now.spread, now.needs_other_columns) == (layout.slots.spread, False)
+    assert 1 / 4 < now.bias_scale / layout.slots.scale < 4
     shown = corrected.client.retrieve(corrected.name, [key(3)], with_vectors=True)[0].vector
     expected = new[0] / np.linalg.norm(new[0]) if distance == "Cosine" else new[0]
     np.testing.assert_allclose(shown, expected, rtol=1e-6)
@@ -88,7 +86,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
     corrected = Corrected(backend, distance)
     store, before = corrected.store, corrected.state.layout
     shown = {record.id: record.vector for record in _all(corrected.client, corrected.name)}
-    assert before.spread == 1
+    assert before.slots.spread == 1
     store.point_alias("live", corrected.name)
     assert refresh(store, "live").action == "none"
 
@@ -100,7 +98,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
     assert done.action == "full"
     assert "the quantization of the vectors changed" in done.reason
     corrected.name = done.collection
-    assert corrected.state.layout.spread == 2
+    assert corrected.state.layout.slots.spread == 2
     corrected.assert_scores()
     assert {record.id: record.vector for record in _all(corrected.client, done.collection)} == shown
     assert not status(store, "live").needs_other_columns
@@ -110,7 +108,7 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
     quantised.clear()
     assert refresh(store, "live").action == "none"
     corrected.name = refresh(store, "live", QueryBank(corrected.other)).collection
-    assert corrected.state.layout.spread == 1
+    assert corrected.state.layout.slots.spread == 1
     assert corrected.state.layout.width == before.width
     corrected.assert_scores(bank=corrected.other)
     store.drop_alias("live")
@@ -125,7 +123,7 @@ def test_biases_of_another_size_get_another_scale_with_a_copy(backend, quantised
     done = refresh(store, "live", Recipe(estimator=small), force=True)
     assert done.action == "full"
     corrected.name = done.collection
-    assert corrected.state.layout.bias_scale >= 8 * before.bias_scale
+    assert corrected.state.layout.slots.scale >= 8 * before.slots.scale
     corrected.assert_scores(alpha=small.alpha)
     store.drop_alias("live")
 
@@ -159,7 +157,7 @@ def test_a_plan_says_what_the_quantiser_does_to_biases(backend, quantised, confi
     remarks = [text for text in plan.remarks if "quantiz" in text]
     assert len(remarks) == bool(parts)
     assert all(part in remarks[0] for part in parts)
-    assert plan.chosen.layout.spread == (2 if parts and "1-bit binary" not in parts else 1)
+    assert plan.chosen.layout.slots.spread == (2 if parts and "1-bit binary" not in parts else 1)
 
 
 def test_turbo_rescores_by_default_below_four_bits():
@@ -181,7 +179,9 @@ def test_the_rust_engine_keeps_the_correction_in_int8(quick_folder, metric):
     found = {}
     spread_there = spread_for(dim, metric)
     for spread in (1, spread_there):
-        layout = measured_on(Layout(dim, metric, spread=spread), items, queries, graph_hint=False)
+        layout = measured_on(
+            Layout(dim, metric, BiasSlots(spread=spread)), items, queries, graph_hint=False
+        )
         layout = with_bias_scale(layout, items, biases)
         found[spread] = _recall_in_int8(
             edge, quick_folder / str(spread), layout, items, queries, biases, exact

@@ -76,7 +76,7 @@ def test_points_without_a_bias_get_theirs_in_a_copy(corrected):
         mine = [each for each in keys if isinstance(each, int) == (partition == "numbers")]
         batch = corrected.store.get(corrected.name, mine, "", partition=partition)
         layout = corrected.state.layout
-        batch.vectors[:, layout.first_slot : layout.first_slot + layout.slots] = 0
+        batch.vectors[:, layout.slot_columns] = 0
         for row in batch.rows:
             row.update(hubness_epoch=0)
         corrected.store.upsert(corrected.name, batch, "")

@@ -8,6 +8,7 @@ import pytest
 
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality import recall
@@ -208,7 +209,9 @@ def test_every_kind_is_built_and_finds_most(index_type, metric):
     found = AnnIndex(rows, spec, metric=metric).search(queries, 10, 40)
     assert oracle(found, similarity(queries, rows, metric), 10) > 0.75
     assert (
-        measure_recall(Layout(24, "IP", 2, 48), *gallery(200), index_type, params).measured_as
+        measure_recall(
+            Layout(24, "IP", BiasSlots(2), 48), *gallery(200), index_type, params
+        ).measured_as
         is None
     )
 

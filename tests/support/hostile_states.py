@@ -242,7 +242,9 @@ def crossed(text: str) -> Iterator[Mutation]:
     for which, estimator in estimators.items():
         yield Mutation(f"an estimator {which}", dumped(with_profile(estimator=estimator)))
     yield Mutation("the other slot", dumped(with_profile(slot=1 - profile["slot"])))
-    yield Mutation("a slot that is none", dumped(with_profile(slot=value["layout"]["slots"])))
+    yield Mutation(
+        "a slot that is none", dumped(with_profile(slot=value["layout"]["slots"]["count"]))
+    )
     yield Mutation("an active profile that is none", dumped({**value, "active": "nobody"}))
     yield Mutation("no profiles", dumped({**value, "profiles": {}}))
     many = {f"p{i}": profile for i in range(2_000)}
@@ -258,20 +260,22 @@ def crossed(text: str) -> Iterator[Mutation]:
     for dim in (1, 7, 9, 16, 32_000, 32_768, 10**6):
         yield Mutation(f"dimension {dim}", dumped(changed(value, ("layout", "dim"), dim)))
     for slots in (1, 2, 3, 8, 30_000):
-        yield Mutation(f"{slots} slots", dumped(changed(value, ("layout", "slots"), slots)))
-    for base64 in ("AAAA", "é", "====", "A" * 400_000):
-        yield Mutation(f"a mean {base64[:9]}", dumped(changed(value, ("layout", "mean"), base64)))
-        hints = changed(
-            changed(value, ("layout", "locality_hints"), base64), ("layout", "reach"), 1.0
+        yield Mutation(
+            f"{slots} slots", dumped(changed(value, ("layout", "slots", "count"), slots))
         )
+    for base64 in ("AAAA", "é", "====", "A" * 400_000):
+        for metric in ("IP", "L2"):
+            of_metric = changed(value, ("layout", "metric"), metric)
+            mean = changed(of_metric, ("layout", "half_squares"), {"mean": base64})
+            yield Mutation(f"a mean of {metric} {base64[:9]}", dumped(mean))
+        hints = changed(value, ("layout", "locality_hints"), {"directions": base64, "reach": 1.0})
         yield Mutation(f"hints {base64[:9]}", dumped(hints))
     nans = (
         "AADAfwAAwH8AAMB/AADAfwAAwH8AAMB/AADAfwAAwH8A"  # Eight NaN in float32, and a byte of bits.
     )
-    as_l2 = changed(changed(value, ("layout", "metric"), "L2"), ("layout", "anchor"), 0.0)
+    as_l2 = changed(changed(value, ("layout", "metric"), "L2"), ("layout", "graph_hint"), None)
     yield Mutation(
-        "a mean of NaN",
-        dumped(changed(changed(as_l2, ("layout", "pull"), 0.0), ("layout", "mean"), nans)),
+        "a mean of NaN", dumped(changed(as_l2, ("layout", "half_squares"), {"mean": nans}))
     )
     for dtype in ("float16", "bfloat16"):
         yield Mutation(f"dtype {dtype}", dumped({**value, "dtype": dtype}))
@@ -286,7 +290,9 @@ def crossed(text: str) -> Iterator[Mutation]:
     in_payloads = {**reranked, "candidates": 50}
     yield Mutation("biases in payloads", dumped({**value, "reranking": in_payloads}))
     for count in (1, 2, 3, 17, 20_000):
-        yield Mutation(f"{count} kinds", dumped(changed(value, ("layout", "kinds"), count)))
+        yield Mutation(
+            f"{count} kinds", dumped(changed(value, ("layout", "kinds"), {"count": count}))
+        )
         values = list(range(count))
         rule = {"field": "modality", "values": values, "direction": "", "threshold": 0.0}
         yield Mutation(f"a rule of {count} kinds", dumped({**value, "kinds": rule}))
@@ -322,7 +328,8 @@ def crossed(text: str) -> Iterator[Mutation]:
     yield Mutation("a gate of 10^9", dumped(with_profile(gate=10**9)))
     yield Mutation("mean bias 3e38", dumped(with_profile(mean_bias=Raw("3e38"))))
     yield Mutation("strength 1e38", dumped(with_profile(strength=Raw("1e38"))))
-    scaled = changed(changed(as_l2, ("layout", "scale"), 2.0**1000), ("layout", "offset"), 1e300)
+    constants = {"scale": 2.0**1000, "offset": 1e300}
+    scaled = changed(as_l2, ("layout", "half_squares"), constants)
     yield Mutation("a scale of 2^1000", dumped(scaled))
 
 

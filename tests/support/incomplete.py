@@ -9,7 +9,7 @@ def incomplete(state, rows):
     codec = state.codec
     lacks = rows.unbiased.copy()
     if state.layout.locality_hints:
-        held = state.layout.held_locality_hints(rows.columns[codec.field])
+        held = rows.columns[codec.field][:, state.layout.locality_hint_columns]
         # Zero vectors and invalid ones have no direction that a hint could say.
         could = rows.vectors.any(axis=1) & ~state.layout.invalid(rows.vectors)
         lacks |= could & ~held.any(axis=1)

@@ -54,9 +54,7 @@ class Divided:
 
     def cells(self, keys):
         """(n, c)"""
-        layout = self.state.layout
-        end = layout.width - bool(layout.anchor)
-        return self.stored(keys)[:, end - layout.locality_hint_count : end]
+        return self.stored(keys)[:, self.state.layout.locality_hint_columns]
 
     def assert_filled(self, keys, vectors):
         """As the bank has it."""

@@ -89,7 +89,7 @@ class Corrected:
     def make_pending(self, numbers):
         state, layout = self.state, self.state.layout
         batch = self.store.get(self.name, self.keys(numbers), state.field)
-        batch.vectors[:, layout.first_slot : layout.first_slot + layout.slots] = 0
+        batch.vectors[:, layout.slot_columns] = 0
         for row in batch.rows:
             row.update({state.codec.bias_field: 0.0, state.codec.epoch_field: 0})
         self.store.upsert(self.name, batch, state.field)

@@ -70,8 +70,8 @@ class Switching:
         surveyed = survey(store, info, store.chunk_rows(info), progress=silent)
         state = store.info(model).state
         # The biases are in other columns than those of `first`, which are there, too, and hold 0.
-        columns = state.layout.slots
-        layout = replace(state.layout, slots=2 * columns)
+        columns = state.layout.slots.count
+        layout = replace(state.layout, slots=replace(state.layout.slots, count=2 * columns))
         changed = {"slot": columns, "strength": WEAK}
         profile = state.profile.model_copy(update=changed)
         migration = Migration(

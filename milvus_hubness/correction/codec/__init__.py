@@ -1,11 +1,12 @@
 """Rows and queries to and from augmented vectors. NumPy only, no I/O.
 
-    vector   < r or r/‖r‖ , [u , v] , slot_0/s … slot_{S−1}/s , 0 … 0 , [locality hints] , [hint] >
-    query    < q or q/‖q‖ , [0 , −4s] , 0 … −w·s at one slot … 0 , 0 … 0 , [0 … 0] ,         [0]  >
+    vector   < r or r/‖r‖ , [u, v]   , [kinds] , f·slot_0 … f·slot_{S−1}   , 0 … 0 , [hints] >
+    query    < q or q/‖q‖ , [0, −4s] , [kinds] , 0 … −w/f at one slot … 0  , 0 … 0 , [0 … 0] >
 
-    hint     the graph hint column, a − p·b − g·½‖r‖²
+    hints    the locality hint columns, and the graph hint column a − p·b − g·½‖r‖²
 
-The width is a multiple of 16. s = 1 except under L2, and only L2 has u and v.
+The width is a multiple of 16. The columns in brackets are parts that a layout may have, see
+`codec.parts`: only L2 has u and v.
 
 Metrics. Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014,
 section 3): IP unchanged, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖²
@@ -39,7 +40,7 @@ With κ = 1 the links would be those of L2, as with a column √(M² − ‖r‖
 there is no M that a later row can exceed; the term of a much longer row is at most a. A tenth of it
 is enough: without it, all links lead to the longest items, which corrected searches find less
 often. The slots add b·b' each, which is largest among the items that corrected searches avoid, so
-biases are stored smaller and sent with a larger weight (`Layout.bias_scale`).
+biases are stored smaller and sent with a larger weight (`BiasSlots.scale`).
 
 `codec.index_hints` describes these columns and chooses the constants; benchmarks/l2_graph.py,
 benchmarks/graph_hint.py and benchmarks/lengths.py measure their effect.

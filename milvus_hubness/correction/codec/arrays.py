@@ -25,14 +25,13 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 
 Floats = npt.NDArray[np.float32]
@@ -162,6 +161,17 @@ def half_squares(rows: Floats) -> npt.NDArray[np.float64]:
     return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))
 
 
+def norms_of(rows: Floats) -> npt.NDArray[np.float64]:
+    """Return the lengths that COSINE divides rows (n, d) by, float64 (n,).
+
+    They are exactly 1.0 for unit vectors to float32 accuracy: such rows are stored and read back bit
+    for bit.
+    """
+    lengths = lengths_of(rows)
+    lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
+    return lengths
+
+
 class Mean(NamedTuple):
     """A mean of the gallery."""
 
@@ -169,31 +179,16 @@ class Mean(NamedTuple):
     """(d,): c."""
     taken_off: Floats
     """(d,): a, in each dimension the number of c, or 0."""
+    left_on: npt.NDArray[np.float64]
+    """(d,): o = c − a, the part of the mean that stored rows contain."""
+    half_square_left_on: float
+    """½‖o‖²."""
 
-
-class KindColumns(NamedTuple):
-    """What a layout sends in the columns of kinds, of a query's product; 1/h is in both."""
-
-    directions: Floats
-    """(d, K + 1): νk − κ·(μk − μ), which the query is multiplied with."""
-    added: Floats
-    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
-
-
-@dataclass(frozen=True, eq=False)
-class KindWeights:
-    """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
-
-    taken_off: Floats
-    """(d,): κ·μq, subtracted from the query."""
-    directions: npt.NDArray[np.float64]
-    """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
-    without a kind, which count as average items."""
-    added: float
-    """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
-    sent: dict[tuple[str, float], KindColumns] = field(default_factory=dict, repr=False)
-    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
-    weights."""
+    @classmethod
+    def of(cls, seen_from: Floats, taken_off: Floats) -> Mean:
+        """Return the mean c of which a is taken off."""
+        left_on = np.subtract(seen_from, taken_off, dtype=np.float64)
+        return cls(seen_from, taken_off, left_on, 0.5 * float(left_on @ left_on))
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
@@ -224,7 +219,7 @@ def mean_in(text: str, dim: int) -> Mean:
     Raises InvalidParameter for anything else.
     """
     if not text:
-        return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
+        return Mean.of(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
 
     content = _from_base64(text, "the mean of a layout")
     bytes_of_bits = math.ceil(dim / 8)
@@ -240,7 +235,7 @@ def mean_in(text: str, dim: int) -> Mean:
 
     packed_bits = np.frombuffer(content, np.uint8, offset=4 * dim)
     far = np.unpackbits(packed_bits, count=dim).astype(np.bool_)
-    return Mean(mean, np.where(far, mean, np.float32(0)))
+    return Mean.of(mean, np.where(far, mean, np.float32(0)))
 
 
 def _from_base64(text: str, what: str) -> bytes:
@@ -367,8 +362,6 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
     Raises InvalidInput if a finite number exceeds the largest number of the dtype.
     """
-    if isinstance(values, MultiVectors):
-        return cast(Floats, values.with_tokens(rounded(values.tokens, dtype)))
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return exact
@@ -386,11 +379,9 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
     """Return vectors (n, w) as pymilvus takes them.
 
-    They are arrays of float32, or the bytes of half-precision numbers; of multi-vectors, a list of
-    them for each row. Raises InvalidInput if a number does not fit.
+    They are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number
+    does not fit.
     """
-    if isinstance(rows, MultiVectors):
-        return [encode(tokens, dtype) for tokens in rows]
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
 
@@ -487,8 +478,6 @@ class StorageFormat:
 
     def encode_queries(self, rows: Floats) -> list[Any]:
         """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
-        if isinstance(rows, MultiVectors):
-            return [self.encode_queries(tokens) for tokens in rows]
         if self._is_plain:
             return encode(rows, self.dtype)
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
@@ -504,8 +493,6 @@ class StorageFormat:
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""
-        if isinstance(rows, MultiVectors):
-            return cast(Floats, rows.with_tokens(self.split(rows.tokens)))
         if self._is_plain:
             return rows
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
@@ -513,8 +500,6 @@ class StorageFormat:
 
     def joined(self, fields: Floats) -> Floats:
         """Return the rows from which `split` made `fields` (n, width); they are rounded."""
-        if isinstance(fields, MultiVectors):
-            return cast(Floats, fields.with_tokens(self.joined(fields.tokens)))
         if self._is_plain:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)

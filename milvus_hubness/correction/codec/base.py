@@ -20,7 +20,6 @@ from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import (
     Dtype,
     Floats,
-    KindWeights,
     Metric,
     StorageFormat,
     decode,
@@ -28,8 +27,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.senders import Sender
-from milvus_hubness.correction.kernels.multi_vectors import is_multi
+from milvus_hubness.correction.codec.senders import KindWeights, Sender
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
@@ -164,7 +162,7 @@ class RowCodec(ABC):
         """
         columns = slots
         if isinstance(columns, int):
-            columns = np.zeros((columns, self.layout.slots), np.float32)
+            columns = np.zeros((columns, self.layout.slots.count), np.float32)
         for slot, biases_of_slot in biases.by_slot.items():
             columns[:, slot] = biases_of_slot
         return columns
@@ -198,7 +196,7 @@ class RowCodec(ABC):
             )
 
         # No rows are an array without columns.
-        rows: Any = stored if is_multi(stored) else stored.reshape(-1, width)
+        rows = stored.reshape(-1, width)
         return rows if self.leaves_vectors else self.form.joined(rows)
 
     def pack(self, columns: Columns) -> Columns:
@@ -296,7 +294,7 @@ class RowCodec(ABC):
         packed: whether float32 numbers may be bytes too.
         """
         encode = self.query_encoder(strength, slot=slot, kinds=kinds)
-        if self.dtype == "float32" and not self.layout.multi_vectors:
+        if self.dtype == "float32":
             return encode.packed if packed and isinstance(encode, Sender) else encode
         form = self.form
         return lambda queries: form.encode_queries(encode(queries))
@@ -360,10 +358,9 @@ class VectorCodec(RowCodec):
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, which COSINE needs to decode vectors.
 
-        None for other metrics, and for rows of several vectors, which are stored at length 1.
+        None for other metrics.
         """
-        has_norms = self.layout.metric == "COSINE" and not self.layout.multi_vectors
-        return NORM_FIELD + self.suffix if has_norms else None
+        return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
 
     @cached_property
     def decoding_fields(self) -> tuple[str, ...]:
@@ -386,17 +383,13 @@ class VectorCodec(RowCodec):
         are stored less an offset of their kind, it is the last place of a number or of its offset,
         whichever is larger.
         """
-        rows = self.layout.with_offsets(columns[self.field])
+        rows = self.layout.vectors_in(columns[self.field])
         if self.norm_field:
             # The products are rounded to float32 once, from float64.
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
             rows = np.multiply(
                 rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind"
             )
-        elif self.layout.mean:
-            # Where nothing was taken off, −0 and NaN stay as they are.
-            taken_off = self.layout.taken_off
-            rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
@@ -409,7 +402,7 @@ class VectorCodec(RowCodec):
         """Also check that one of these slots has the bias of the bias field."""
         # Compared as stored, since that is where they were rounded: a half-precision field holds a
         # bias as the sum of two numbers.
-        shown = self.layout.as_stored(np.array(columns[self.bias_field], np.float32))
-        stored = self.layout.as_stored(self.read_biases(columns)[:, list(slots)])
+        shown = self.layout.slots.as_stored(np.array(columns[self.bias_field], np.float32))
+        stored = self.layout.slots.as_stored(self.read_biases(columns)[:, list(slots)])
         same = (stored == rounded_to_sums(shown, self.dtype)[:, None]).any(axis=1)
         return np.asarray(super().valid(columns, slots) & same, np.bool_)

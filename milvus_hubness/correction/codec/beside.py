@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.codec.arrays import Floats, KindWeights, Metric, StorageFormat
+from milvus_hubness.correction.codec.arrays import Floats, Metric, StorageFormat
 from milvus_hubness.correction.codec.base import (
     BIAS_FIELD,
     EPOCH_FIELD,
@@ -28,6 +28,7 @@ from milvus_hubness.correction.codec.base import (
     RowBiases,
     RowCodec,
 )
+from milvus_hubness.correction.codec.senders import KindWeights
 
 SLOTS = 2
 """Slots of entries: that of the generation that searches read, and that of the other one."""

@@ -35,7 +35,13 @@ from milvus_hubness.correction.codec.arrays import (
     lengths_of,
     lost,
 )
-from milvus_hubness.correction.codec.layout import LARGEST_SCALE, Layout
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import (
+    LARGEST_SCALE,
+    GraphHint,
+    HalfSquares,
+    LocalityHints,
+)
 from milvus_hubness.correction.codec.quantisation import scale_of_half_squares
 
 Doubles = npt.NDArray[np.float64]
@@ -97,11 +103,6 @@ def hint_directions(bank: Floats, count: int) -> str:
 
     to_int8 = LARGEST_NUMBER / np.abs(directions).max()
     return _as_text(np.rint(directions * to_int8).astype(np.int8))
-
-
-def foremost(text: str, dim: int, count: int) -> str:
-    """Return the `count` most important directions of `text`; "" if count is below FEWEST."""
-    return _as_text(hint_directions_in(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
 def coordinates(landmarks: Floats, directions: Floats) -> Floats:
@@ -191,7 +192,7 @@ MOST_HALVINGS = 60
 
 
 @dataclass(frozen=True)
-class _HalfSquares:
+class _Sizes:
     """½‖r‖² of the rows r, without the mean: their size, and how far they vary."""
 
     low: float
@@ -213,8 +214,8 @@ class _HalfSquares:
         return range_of_lengths > LENGTHS_VARY * math.sqrt(self.middle)
 
 
-def _sizes_of(squares: Doubles) -> _HalfSquares:
-    return _HalfSquares(*np.percentile(squares, [1, 50, 99]).tolist())
+def _sizes_of(squares: Doubles) -> _Sizes:
+    return _Sizes(*np.percentile(squares, [1, 50, 99]).tolist())
 
 
 def lengths_vary(layout: Layout, vectors: Floats) -> bool:
@@ -245,27 +246,33 @@ def measured_on(
     queries, for locality hint columns, and for IP, where their lengths may differ from those of the
     items.
 
-    mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
-    offset, scale: see `_with_scale`. locality_hints, reach: see `_with_locality_hints`. anchor,
-    pull, length_pull, bias_scale: see `_with_graph_hint`; the argument length_pull is false for
-    indexes that gain nothing by the last two. Layouts of several vectors a row have none of them.
+    The mean of half squares: see `with_mean`, also for taken_off; keeps_mean: that of the layout
+    stays. Their offset and scale: see `_with_scale`. Locality hints: see `_with_locality_hints`. The
+    graph hint, and the scale of biases under IP: see `_with_graph_hint`; the argument length_pull is
+    false for indexes that gain nothing by that of the hint, and by the scale. Layouts of several
+    vectors a row have none of them.
     """
     if layout.multi_vectors:
         return layout
-    if layout.metric == "IP" and layout.spread == 1:
+    if layout.metric == "IP" and layout.slots.spread == 1:
         # Of an earlier measurement.
-        layout = replace(layout, length_pull=0.0, bias_scale=1.0)
+        layout = replace(layout, slots=replace(layout.slots, scale=1.0))
+        if layout.graph_hint is not None:
+            layout = replace(layout, graph_hint=replace(layout.graph_hint, length_pull=0.0))
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
 
     measured = layout if keeps_mean else with_mean(layout, rows, taken_off=taken_off)
-    squares = half_squares(measured.without_mean(rows))
+    columns_of_squares = measured.half_squares
+    squares = half_squares(
+        rows if columns_of_squares is None else columns_of_squares.without_mean(rows)
+    )
     if not squares.any():
         return measured
 
     sizes = _sizes_of(squares)
-    if layout.metric == "L2":
-        measured = _with_scale(measured, squares, sizes)
+    if columns_of_squares is not None:
+        measured = _with_scale(measured, columns_of_squares, squares, sizes)
     elif locality_hints and queries is not None:
         # The graph hint takes one of the columns that the width has to spare.
         spare = layout.spare - graph_hint
@@ -285,9 +292,9 @@ def rows_measured(
 
     graph_hint, locality_hints: as in `measured_on`.
     """
-    if layout.multi_vectors and layout.spread == 1:
+    if layout.multi_vectors and layout.slots.spread == 1:
         return 0
-    if layout.metric != "COSINE" or layout.spread > 1:
+    if layout.metric != "COSINE" or layout.slots.spread > 1:
         return None
     has_room = _hint_columns(layout, layout.spare - graph_hint) >= FEWEST
     if locality_hints and has_room and query_count >= FEWEST_QUERIES:
@@ -300,8 +307,10 @@ def room_for_hints(layout: Layout) -> int:
 
     It has the offsets twice, and the means at most three times, as a refit has former and new ones.
     """
-    means = characters_of(3 * (1 + layout.kinds) * layout.dim)
-    return max(0, MOST_CHARACTERS - means - 2 * len(layout.kind_offsets))
+    count = layout.kinds.count if layout.kinds is not None else 0
+    offsets = layout.kinds.offsets if layout.kinds is not None else ""
+    means = characters_of(3 * (1 + count) * layout.dim)
+    return max(0, MOST_CHARACTERS - means - 2 * len(offsets))
 
 
 def characters_of(count: int) -> int:
@@ -312,32 +321,36 @@ def characters_of(count: int) -> int:
 def _hint_columns(layout: Layout, spare: int) -> int:
     """Return how many locality hint columns a layout can have in its `spare` columns."""
     count = min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
-    if layout.kinds:
+    if layout.kinds is not None:
         count = min(count, room_for_hints(layout) // characters_of(2 * layout.dim))
     return count
 
 
-def _with_scale(layout: Layout, squares: Doubles, sizes: _HalfSquares) -> Layout:
-    """Return the layout with offset and scale, under L2.
+def _with_scale(layout: Layout, former: HalfSquares, squares: Doubles, sizes: _Sizes) -> Layout:
+    """Return the layout with offset and scale of its half squares.
 
     With H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, the scale s is
     the least power of two with s² ≥ H + 3R, and the offset m = H + s². Scores are rounded in
     proportion to s²: a single long row must not cost all others their accuracy. A spread layout has
-    s as `scale_of_half_squares` returns it.
+    s as `scale_of_half_squares` returns it. Biases are stored in units of s.
     """
     least = sizes.middle + SPREADS * (sizes.high - sizes.low)
     if least <= 0:
         return layout
 
     scale = 2.0 ** math.ceil(math.log2(least) / 2)
-    if layout.spread > 1:
+    if layout.slots.spread > 1:
         scale = scale_of_half_squares(layout, squares)
     scale = max(scale, 1 / LARGEST_SCALE)
-    return replace(layout, offset=sizes.middle + scale**2, scale=scale)
+    return replace(
+        layout,
+        slots=replace(layout.slots, scale=layout.slots.scale * former.scale / scale),
+        half_squares=replace(former, offset=sizes.middle + scale**2, scale=scale),
+    )
 
 
 def _with_locality_hints(
-    layout: Layout, rows: Floats, bank: Floats, sizes: _HalfSquares, spare: int
+    layout: Layout, rows: Floats, bank: Floats, sizes: _Sizes, spare: int
 ) -> Layout:
     """Return the layout with locality hint columns, if they help, under IP and COSINE.
 
@@ -356,27 +369,28 @@ def _with_locality_hints(
         return layout
 
     reach = REACH * (1.0 if layout.metric == "COSINE" else sizes.median_length)
-    return replace(layout, locality_hints=directions, reach=reach)
+    return replace(layout, locality_hints=LocalityHints(directions, reach))
 
 
 def _with_graph_hint(
-    layout: Layout, sizes: _HalfSquares, query_lengths: Doubles, *, length_pull: bool
+    layout: Layout, sizes: _Sizes, query_lengths: Doubles, *, length_pull: bool
 ) -> Layout:
-    """Return the layout with the constants of the graph hint column.
+    """Return the layout with a graph hint.
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p =
     GRAPH_HINT_SHARE/a; under IP it is multiplied by the median length of the items over that of the
     queries, as biases grow with the queries.
 
     length_pull, under IP if lengths vary: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
-    as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the
+    as large. The scale of biases, under IP and with a spread of 1: such that biases, which grow with the
     queries, are as small as those for queries of length 1, or SMALL_BIASES of that if lengths vary.
 
     query_lengths: (m,), of bank queries; if there are none, they are as long as the items.
     """
     share = GRAPH_HINT_SHARE[layout.metric]
     if layout.metric != "IP":
-        return replace(layout, anchor=layout.scale, pull=share / layout.scale)
+        anchor = layout.half_squares.scale if layout.half_squares is not None else 1.0
+        return replace(layout, graph_hint=GraphHint(anchor, share / anchor))
 
     length = sizes.median_length
     query_length = length
@@ -385,17 +399,17 @@ def _with_graph_hint(
 
     vary = length_pull and sizes.lengths_vary
     anchor = 2.0 ** round(math.log2(length)) * (FAR_ANCHOR if vary else 1.0)
-    layout = replace(
-        layout,
-        anchor=anchor,
+    hint = GraphHint(
+        anchor,
         pull=share * length / query_length / anchor,
         length_pull=LENGTH_SHARE / anchor if vary else 0.0,
     )
-    if layout.spread > 1 or not length_pull:
+    layout = replace(layout, graph_hint=hint)
+    if layout.slots.spread > 1 or not length_pull:
         return layout
 
     size_of_biases = query_length / SMALL_BIASES if vary else query_length
-    return replace(layout, bias_scale=_bias_scale(size_of_biases))
+    return replace(layout, slots=replace(layout.slots, scale=_bias_scale(size_of_biases)))
 
 
 def _bias_scale(factor: float) -> float:
@@ -409,10 +423,11 @@ def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True)
     Invalid vectors are left out. taken_off: whether rows may be stored without the mean, which
     suits rows similar to these.
     """
-    if layout.metric != "L2":
+    if layout.half_squares is None:
         return layout
     rows = layout.rows(vectors)
-    return replace(layout, mean=mean_of(rows[~layout.invalid(rows)], taken_off=taken_off))
+    mean = mean_of(rows[~layout.invalid(rows)], taken_off=taken_off)
+    return replace(layout, half_squares=replace(layout.half_squares, mean=mean))
 
 
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:

@@ -5,7 +5,7 @@ before it rounds them (RaBitQ, Qdrant's turbo), rounds a bias b as it rounds any
 vector, but the query's −1 multiplies that error by some twenty times the weight of other numbers;
 int8 even clips the −1 to the range of the vectors, and the correction is gone. Both end if the bias
 column looks like the vector's own: f·b in n columns, −w/(n·f) in each column of the query (see
-Layout).
+`BiasSlots`).
 
     f = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
 
@@ -30,7 +30,8 @@ from milvus_hubness.correction.codec.arrays import (
     as_metric,
     half_squares,
 )
-from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import LARGEST_SPREAD
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
 
 DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
@@ -72,8 +73,9 @@ def spread_for(dim: int, metric: str) -> int:
 
 def with_spread(layout: Layout, spread: int) -> Layout:
     """Return the layout with another spread, without the constants that are measured for one."""
-    unhinted = replace(layout, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
-    return replace(unhinted, spread=spread, bias_scale=1.0)
+    scale = 1.0 if layout.half_squares is None else 1 / layout.half_squares.scale
+    slots = replace(layout.slots, scale=scale, spread=spread)
+    return replace(layout.without_hints(), slots=slots)
 
 
 def with_bias_scale(
@@ -89,19 +91,18 @@ def with_bias_scale(
     """
     deviation = float(biases.std(dtype=np.float64)) if len(biases) else 0.0
     size = _size_of_numbers(layout, vectors)
-    if layout.spread == 1 or not deviation or not size:
+    spread = layout.slots.spread
+    if spread == 1 or not deviation or not size:
         return layout
+
     if layout.multi_vectors:
-        balanced = 1 / math.sqrt(layout.spread * deviation)
-        return replace(layout, bias_scale=_power_of_two(balanced))
-
-    # At least so large that the query's weight, w/(n·f), is within the range: int8 clips others.
-    like_the_vectors = size / deviation
-    within_the_range = abs(strength) / (LARGEST_WEIGHT * size * layout.spread)
-    factor = max(like_the_vectors, within_the_range)
-
-    # A bias is stored as bias_scale/s · b.
-    return replace(layout, bias_scale=_power_of_two(factor) * layout.scale)
+        scale = 1 / math.sqrt(spread * deviation)
+    else:
+        # At least so large that the query's weight, w/(n·f), is within the range: int8 clips others.
+        like_the_vectors = size / deviation
+        within_the_range = abs(strength) / (LARGEST_WEIGHT * size * spread)
+        scale = max(like_the_vectors, within_the_range)
+    return replace(layout, slots=replace(layout.slots, scale=_power_of_two(scale)))
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:
@@ -115,7 +116,7 @@ def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64])
     size = length / math.sqrt(layout.dim)
 
     like_the_vectors = (high - low) / DEVIATIONS / (QUERY_SCALE * size)
-    within_the_range = LARGEST_WEIGHT * size * layout.spread / QUERY_SCALE
+    within_the_range = LARGEST_WEIGHT * size * layout.slots.spread / QUERY_SCALE
     scale = min(like_the_vectors, within_the_range)
     return _power_of_two(max(scale, length / LEAST_LENGTHS))
 
@@ -128,7 +129,9 @@ def _size_of_numbers(layout: Layout, vectors: Floats) -> float:
     if layout.metric == "COSINE":
         return 1 / math.sqrt(layout.dim)
 
-    rows = vectors.tokens if is_multi(vectors) else layout.without_mean(vectors)
+    rows = vectors.tokens if is_multi(vectors) else vectors
+    if layout.half_squares is not None:
+        rows = layout.half_squares.without_mean(rows)
     # The median, so that a few long vectors change little.
     median = float(np.median(half_squares(rows)))
     return math.sqrt(2 * median / layout.dim)

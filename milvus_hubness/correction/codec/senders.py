@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,34 +19,49 @@ import numpy.typing as npt
 from milvus_hubness.correction.codec.arrays import (
     UNIT_TOLERANCE,
     Floats,
-    KindColumns,
     lengths_of,
     matrix,
     one_vector,
 )
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 
 Weights = npt.NDArray[np.float32]
 """One strength, or one for each query (m,)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ByKind:
-    """Compares queries with the means of kinds."""
+    """Compares queries with the means of kinds, by the columns of kinds."""
 
     columns: slice
-    """The columns of kinds, after the vector."""
-    of_products: KindColumns
-    """What the columns get of the products of a query."""
+    """The columns, after the vector."""
+    directions: Floats
+    """(d, K + 1): (νk − κ·(μk − μ))/h, which the query is multiplied with."""
+    added: Floats
+    """(K + 1,): κ·⟨μq, μ⟩/h less the products of κ·μq with the directions."""
     taken_off: Floats | None
     """(d,) what is subtracted from the queries afterwards; None for nothing."""
 
     def set(self, sent: Floats, vectors: Floats) -> None:
         """Set the columns of augmented queries, and their vectors (m, d), in place."""
-        products = vectors @ self.of_products.directions
-        np.add(products, self.of_products.added, out=sent[:, self.columns])
+        np.add(vectors @ self.directions, self.added, out=sent[:, self.columns])
         if self.taken_off is not None:
             vectors -= self.taken_off
+
+
+@dataclass(frozen=True, eq=False)
+class KindWeights:
+    """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
+
+    taken_off: Floats
+    """(d,): κ·μq, subtracted from the query."""
+    directions: npt.NDArray[np.float64]
+    """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
+    without a kind, which count as average items."""
+    added: float
+    """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
+    sent: dict[tuple[str, float], ByKind] = field(default_factory=dict, repr=False)
+    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
+    weights."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +76,8 @@ class Sender:
     """Whether queries are sent at length 1."""
     require_finite: Callable[[Floats, str], Any]
     """Raises NonFiniteVectors, which names the queries."""
-    seen: Callable[[Floats], Floats] | None
-    """Returns queries relative to the mean of the layout; None for a layout without one."""
+    seen_from: Floats | None
+    """(d,) the mean that queries are measured from; None for a layout without one."""
     by_kind: ByKind | None
     """None for a search that compares with no means and a layout without offsets."""
 
@@ -77,7 +92,7 @@ class Sender:
             self._set_unit(vectors, rows)
         else:
             self.require_finite(rows, "query")
-            vectors[...] = rows if self.seen is None else self.seen(rows)
+            vectors[...] = rows if self.seen_from is None else rows - self.seen_from
 
         if self.by_kind is not None:
             self.by_kind.set(sent, vectors)
@@ -88,7 +103,7 @@ class Sender:
 
         Raises as `Layout.encode_queries` does.
         """
-        is_plain = self.by_kind is None and (self.is_cosine or self.seen is None)
+        is_plain = self.by_kind is None and (self.is_cosine or self.seen_from is None)
         query = one_vector(queries, self.dim) if is_plain else None
         if query is None:
             return self(queries)
@@ -124,24 +139,3 @@ class Sender:
 def is_unit(length: float) -> bool:
     """Whether a vector of this length is sent as it is; one of zeros has no direction."""
     return length == 0 or abs(length - 1) <= UNIT_TOLERANCE
-
-
-@dataclass(frozen=True)
-class TokenSender:
-    """Encodes queries of several vectors each: each token has the weight of its query."""
-
-    weights: Weights
-    """w of all queries, or of each."""
-    require_finite: Callable[[npt.ArrayLike, str], Any]
-    """Returns queries as multi-vectors. Raises as `Layout.require_finite` does."""
-    sender_of_tokens: Callable[[Weights], Callable[[npt.ArrayLike], Floats]]
-    """Returns what encodes tokens with these weights: one for all, or one for each."""
-
-    def __call__(self, queries: npt.ArrayLike) -> Floats:
-        """Return augmented queries, as multi-vectors. Raises as `Layout.encode_queries` does."""
-        rows = cast(MultiVectors, self.require_finite(queries, "query"))
-        of_tokens = self.weights
-        if of_tokens.ndim:
-            of_tokens = rows.of_tokens(of_tokens)
-        send = self.sender_of_tokens(of_tokens)
-        return cast(Floats, rows.with_tokens(send(rows.tokens)))

@@ -120,7 +120,7 @@ class Chosen(Choice):
             correction = replace(correction, prior=prior, clicks=self.prior.clicks)
 
         # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
-        if layout.spread > 1:
+        if layout.slots.spread > 1:
             centred = biases - np.float32(mean_bias)
             stored = correction.with_prior(centred, valid, None, rows.values)
             layout = with_bias_scale(layout, vectors[valid], stored[valid], self.strength)

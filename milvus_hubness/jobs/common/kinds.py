@@ -16,6 +16,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
 from milvus_hubness.correction.codec.index_hints import room_for_hints
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import KindColumns
 from milvus_hubness.correction.kinds import (
     AUTO,
     FEWEST_OF_A_KIND,
@@ -77,7 +78,7 @@ class KindRequest:
                 f"{vectors} is compared by L2, under which kinds would change ½‖r‖² of each row: "
                 "leave the kinds out, or give it the metric COSINE or IP"
             )
-        if layout.spread > 1:
+        if layout.slots.spread > 1:
             raise CannotMigrate(
                 f"the quantizer of {vectors} rounds all columns alike, and would clip what queries "
                 "send for kinds: leave the kinds out, or turn the quantization off"
@@ -238,13 +239,13 @@ def two_means(
 def with_kinds(layout: Layout, rule: KindRule | None, vectors: Floats) -> Layout:
     """Return the layout with columns for the kinds of a rule. vectors: (n, d), a sample."""
     if rule is None:
-        return replace(layout, kinds=0, kind_scale=1.0, kind_offsets="")
+        return replace(layout, kinds=None)
     length = 1.0
     if layout.metric == "IP":
         lengths = lengths_of(vectors[~layout.invalid(vectors)])
         length = float(np.median(lengths)) if len(lengths) else 1.0
     scale = 2.0 ** round(np.log2(FRACTION * (length or 1.0)))
-    return replace(layout, kinds=rule.count, kind_scale=float(scale))
+    return replace(layout, kinds=KindColumns(rule.count, float(scale)))
 
 
 def with_kind_offsets(
@@ -257,7 +258,7 @@ def with_kind_offsets(
     the means of the others come to lie on its mean. Without room for them in the records of a
     migration there are none. vectors: (n, d), a sample. rows: their fields.
     """
-    if rule is None:
+    if rule is None or layout.kinds is None:
         return layout
 
     valid = ~layout.invalid(vectors)
@@ -275,5 +276,5 @@ def with_kind_offsets(
     offsets = np.zeros((rule.count, layout.dim))
     for kind, mean in means.items():
         offsets[kind] = mean - shortest
-    moved = replace(layout, kind_offsets=rows_as_text(offsets))
+    moved = replace(layout, kinds=replace(layout.kinds, offsets=rows_as_text(offsets)))
     return moved if room_for_hints(moved) else layout

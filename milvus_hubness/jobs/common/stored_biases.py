@@ -149,4 +149,4 @@ def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionSta
     # A state can name a field that its owner has dropped meanwhile; other checks say so.
     if state.codec.leaves_vectors or state.field not in info.vector_fields:
         return False
-    return store.column_needs(info, state.field).spread > state.layout.spread
+    return store.column_needs(info, state.field).spread > state.layout.slots.spread

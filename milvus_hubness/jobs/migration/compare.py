@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, Floats, unit_directions
+from milvus_hubness.correction.codec.arrays import (
+    SMALLEST,
+    SPACING,
+    Floats,
+    norms_of,
+    unit_directions,
+)
 from milvus_hubness.correction.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction.fitted import Correction, row_biases
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
@@ -262,7 +268,8 @@ class Pair:
 
         layout = self.state.layout
         exact = (vectors == copied) | (np.isnan(vectors) & np.isnan(copied))
-        is_rounded = layout.metric == "COSINE" or layout.kind_offsets
+        offsets = layout.kinds if layout.kinds is not None and layout.kinds.offsets else None
+        is_rounded = layout.metric == "COSINE" or offsets is not None
         if not is_rounded or exact.all():
             return np.asarray(exact.all(axis=1), np.bool_)
 
@@ -275,7 +282,7 @@ class Pair:
 
         norms = np.ones(len(expected))
         if layout.metric == "COSINE":
-            norms = layout.of_tokens.norms(expected)
+            norms = norms_of(np.asarray(expected, np.float32))
         allowed_units = (
             np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
         )
@@ -283,10 +290,11 @@ class Pair:
         unit = spacing * np.abs(expected)
         smallest_unit = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
         tolerance = allowed_units[:, None] * np.maximum(unit, smallest_unit)
-        if layout.kind_offsets:
+        if offsets is not None:
             # The difference to the offset is rounded, and the sum with it. Both happen again in rows
             # that were given another kind.
-            tolerance = tolerance + 2 * (unit + spacing * norms[:, None] * layout.largest_offsets)
+            largest = np.abs(offsets.offsets_in(layout.dim)).max(axis=0)
+            tolerance = tolerance + 2 * (unit + spacing * norms[:, None] * largest)
 
         with np.errstate(invalid="ignore"):
             is_within = np.abs(actual - expected) <= tolerance

@@ -15,6 +15,7 @@ from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.codec.arrays import BYTES, Floats
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.kernels.ann import IndexSpec
 from milvus_hubness.correction.prior import Items
@@ -119,7 +120,7 @@ class PlannedCopy(PlannedBody):
             "dim": layout.dim,
             "dtype": vector.dtype,
             "width": widths["target"],
-            "spread": layout.spread,
+            "spread": layout.slots.spread,
             "rows": rows,
             "partitions": list(self.partitions),
             "hidden_fields": list(self.hidden_fields),
@@ -299,12 +300,8 @@ def _layout(store: Store, info: CollectionInfo, field: str, recipe: Recipe) -> L
     """
     vector = info.vector_fields[field]
     needs = store.column_needs(info, field)
-    layout = Layout(
-        vector.dim,
-        vector.known_metric,
-        multiple_of=needs.multiple_of,
-        spread=needs.spread,
-        multi_vectors=vector.multi_vectors,
+    layout = replace(
+        vector.plain_layout, slots=BiasSlots(spread=needs.spread), multiple_of=needs.multiple_of
     )
     recipe.kind_request.expect_possible(layout, field)
     return layout
@@ -352,8 +349,8 @@ def _arguments(
         "prior": biases.prior.arguments,
         "kind": biases.kind,
         "on_hub": biases.on_hub,
-        "slots": biases.layout.slots,
-        "spread": biases.layout.spread,
+        "slots": biases.layout.slots.count,
+        "spread": biases.layout.slots.spread,
         "index": index,
     }
 

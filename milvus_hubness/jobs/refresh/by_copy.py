@@ -6,7 +6,6 @@ import re
 import time
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,7 @@ class ByCopy(Refreshing):
     def expect_possible(self) -> None:
         _ = self._switch
         kinds = KindRequest.of(self.state.kind or None)
-        unhinted = self._unhinted(kinds=0, kind_offsets="")
+        unhinted = replace(self.state.layout, kinds=None)
         kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
         if not self.is_planned:
             target = target_of(self.store, self.info, self.state.profile.epoch + 1)
@@ -112,28 +111,20 @@ class ByCopy(Refreshing):
         The mean of L2 stays, as other profiles are fitted with it, and so do the offsets of kinds:
         vectors keep each bit from copy to copy.
         """
-        bare = self._unhinted(
-            slots=len(self.state.profiles),
+        present = self.state.layout
+        bare = replace(
+            present.without_hints(),
+            slots=replace(present.slots, count=len(self.state.profiles)),
             multiple_of=self._needs.multiple_of,
         )
-        return bare if self._needs.spread == bare.spread else with_spread(bare, self._needs.spread)
+        if self._needs.spread == bare.slots.spread:
+            return bare
+        return with_spread(bare, self._needs.spread)
 
     @cached_property
     def _needs(self) -> ColumnNeeds:
         """What the field's index and quantiser ask of augmented vectors."""
         return self.store.column_needs(self.info, self.state.field)
-
-    def _unhinted(self, **changes: Any) -> Layout:
-        """Return the present layout without index hints, with these changes."""
-        unhinted = replace(
-            self.state.layout,
-            anchor=0.0,
-            pull=0.0,
-            length_pull=0.0,
-            locality_hints="",
-            reach=0.0,
-        )
-        return replace(unhinted, **changes)
 
     @property
     def _is_in_use(self) -> bool:
@@ -171,7 +162,7 @@ class ByCopy(Refreshing):
             prior = prior.with_factor(correction.spread(sample.vectors, numbers))
         correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
         correction = correction.measured(sample.vectors, numbers)
-        if layout.spread == 1:
+        if layout.slots.spread == 1:
             return correction
 
         strength = plan.strength

@@ -29,6 +29,7 @@ from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
@@ -387,7 +388,8 @@ class VectorField:
     @property
     def plain_layout(self) -> Layout:
         """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
-        return Layout(self.dim, self.known_metric, multi_vectors=self.multi_vectors)
+        layout_class = MultiVectorLayout if self.multi_vectors else Layout
+        return layout_class(self.dim, self.known_metric)
 
     def width_of_copy(self, multiple_of: int) -> int:
         """Return the width of the augmented vectors of a copy with one profile.

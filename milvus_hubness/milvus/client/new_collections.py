@@ -15,6 +15,7 @@ from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.nnn import NNN
 from milvus_hubness.correction.state import BankReference, CollectionState
@@ -240,12 +241,7 @@ def _new_field(
         field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype
     )
     needs = milvus_schema.column_needs(vector, dim, vector.metric)
-    layout = Layout(
-        dim,
-        vector.known_metric,
-        multiple_of=needs.multiple_of,
-        spread=needs.spread,
-    )
+    layout = Layout(dim, vector.known_metric, BiasSlots(spread=needs.spread), needs.multiple_of)
 
     bank.expect_dim(dim, "the field")
     layout = measured_on(
@@ -267,7 +263,7 @@ def _new_field(
         bank = grouped(layout, bank, targets.vectors)
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
     correction = Correction.restore(layout, estimator, stored)
-    if layout.spread > 1:
+    if layout.slots.spread > 1:
         rows = (targets or bank).vectors
         rows = rows[~layout.invalid(rows)]
         layout = with_bias_scale(layout, rows, correction.centred(rows), strength)

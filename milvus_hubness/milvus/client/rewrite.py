@@ -13,12 +13,12 @@ import numpy.typing as npt
 from milvus_hubness.basics.bounds import LARGEST
 from milvus_hubness.correction.codec.arrays import (
     Floats,
-    KindWeights,
     decode,
     returned,
     rounded,
 )
 from milvus_hubness.correction.codec.base import RowCodec
+from milvus_hubness.correction.codec.senders import KindWeights
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.correction.rerank.rerankers import gate

@@ -21,6 +21,7 @@ from milvus_hubness.correction.codec.arrays import (
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from tests.support.galleries import METRICS, decoded
 
@@ -97,9 +98,11 @@ def forms(draw):
     layout = Layout(
         draw(st.integers(1, 40)),
         draw(st.sampled_from(METRICS)),
-        draw(st.integers(1, 8)),
-        bias_scale=draw(st.sampled_from([1.0, 0.25, 4.0])),
-        spread=draw(st.sampled_from([1, 1, 4])),
+        BiasSlots(
+            draw(st.integers(1, 8)),
+            scale=draw(st.sampled_from([1.0, 0.25, 4.0])),
+            spread=draw(st.sampled_from([1, 1, 4])),
+        ),
     )
     return layout, form_of(layout, draw(st.sampled_from(["float32", *HALVES])))
 
@@ -111,8 +114,8 @@ def test_products_in_the_field_are_those_of_the_rows(case, seed, strength):
     items = rounded(rng.standard_normal((6, layout.dim)), form.dtype)
     queries = rounded(rng.standard_normal((4, layout.dim)), form.dtype)
     layout = measured_on(layout, items)
-    stored = layout.augment(items, rng.standard_normal((6, layout.slots)).astype(np.float32))
-    asked = layout.encode_queries(queries, strength, slot=layout.slots - 1)
+    stored = layout.augment(items, rng.standard_normal((6, layout.slots.count)).astype(np.float32))
+    asked = layout.encode_queries(queries, strength, slot=layout.slots.count - 1)
     sent = [
         decode(form.encode_queries(asked), form.dtype),
         decode(form.encode_rows(stored), form.dtype),
@@ -136,7 +139,7 @@ def test_rows_are_joined_to_what_was_split(case, seed):
     layout, form = case
     rng = np.random.default_rng(seed)
     items = rounded(rng.standard_normal((5, layout.dim)), form.dtype)
-    stored = layout.augment(items, rng.standard_normal((5, layout.slots)).astype(np.float32))
+    stored = layout.augment(items, rng.standard_normal((5, layout.slots.count)).astype(np.float32))
     revert = form.joined(decode(form.encode_rows(stored), form.dtype))
     assert revert.shape == stored.shape
     assert np.array_equal(revert[:, : layout.dim], rounded(stored[:, : layout.dim], form.dtype))
@@ -148,7 +151,10 @@ def test_rows_are_joined_to_what_was_split(case, seed):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_room_for_more_numbers_in_the_same_width_changes_nothing(dtype):
-    narrow, wide = form_of(Layout(20, "IP", 2), dtype), form_of(Layout(20, "IP", 4), dtype)
+    narrow, wide = (
+        form_of(Layout(20, "IP", BiasSlots(2)), dtype),
+        form_of(Layout(20, "IP", BiasSlots(4)), dtype),
+    )
     assert narrow.width == wide.width == 32
     rows = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
     rows[:, 24:] = 0
@@ -185,4 +191,4 @@ def test_a_field_too_wide_for_milvus_is_refused():
     layout = Layout(32_760, "IP")
     assert form_of(layout, "float32").width == 32_768
     with pytest.raises(InvalidParameter, match="32765"):
-        form_of(Layout(32_765, "IP", 2), "float16")
+        form_of(Layout(32_765, "IP", BiasSlots(2)), "float16")

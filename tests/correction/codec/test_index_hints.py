@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from milvus_hubness import NNN, QueryBank
 from milvus_hubness.correction.codec.index_hints import (
     COLUMNS,
-    FEWEST,
     FEWEST_QUERIES,
     LANDMARKS,
     NEAR,
     REACH,
-    foremost,
     hint_directions,
     measured_on,
 )
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots, LocalityHints
 from milvus_hubness.correction.estimators import Blend, RelativeNNN, Sinkhorn
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec
@@ -39,7 +38,11 @@ def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200, s
     items, bank = sets(dim=dim, queries=queries)
     items *= np.float32(factor)
     layout = measured_on(
-        Layout(dim, metric, slots), items, bank, graph_hint=graph_hint, locality_hints=True
+        Layout(dim, metric, BiasSlots(slots)),
+        items,
+        bank,
+        graph_hint=graph_hint,
+        locality_hints=True,
     )
     return Correction.fit(layout, NNN(4), QueryBank(bank)), items, bank
 
@@ -107,11 +110,11 @@ def test_rows_without_a_bias_have_nothing_there():
     assert not found[[3, 7]].any()
     layout = correction.layout
     stored = layout.augment(items, np.zeros(len(items)), found)
-    np.testing.assert_array_equal(layout.held_locality_hints(stored), found)
+    np.testing.assert_array_equal(stored[:, layout.locality_hint_columns], found)
     others = np.delete(found, [3, 7], axis=0)
     assert others.any(axis=1).all()
     unhinted = layout.augment(items, np.zeros(len(items)))
-    assert not layout.held_locality_hints(unhinted).any()
+    assert not unhinted[:, layout.locality_hint_columns].any()
     without = Layout(DIM, "COSINE")
     assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (
         len(items),
@@ -146,10 +149,10 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
 
 
 def test_they_take_what_the_width_has_to_spare():
-    def count(dim, metric="COSINE", queries=FEWEST_QUERIES, **options):
+    def count(dim, metric="COSINE", queries=FEWEST_QUERIES, slots=1):
         items, bank = sets(dim=dim, queries=queries)
         return measured_on(
-            Layout(dim, metric, **options), items, bank, locality_hints=True
+            Layout(dim, metric, BiasSlots(slots)), items, bank, locality_hints=True
         ).locality_hint_count
 
     assert count(32) == COLUMNS
@@ -172,41 +175,25 @@ def test_they_take_what_the_width_has_to_spare():
     )
 
 
-def test_fewer_of_them_hold_what_they_held():
-    correction, items, _ = fitted(dim=32)
-    layout = correction.layout
-    stored = layout.augment(items, np.zeros(len(items)), correction.locality_hints(items))
-    fewer = Layout(
-        32,
-        "COSINE",
-        4,
-        anchor=layout.anchor,
-        pull=layout.pull,
-        locality_hints=foremost(layout.locality_hints, 32, 11),
-        reach=0.5,
-    )
-    assert (layout.locality_hint_count, fewer.locality_hint_count) == (13, 11)
-    np.testing.assert_array_equal(fewer.locality_directions, layout.locality_directions[:, 2:])
-    np.testing.assert_array_equal(fewer.with_biases(stored, {}, stored[:, -12:-1]), stored)
-    assert foremost(layout.locality_hints, 32, FEWEST - 1) == foremost("", 32, 0) == ""
-
-
 def test_what_is_no_layout_is_refused():
     directions = hint_directions(next(sets(items=40)), 9)
-    for options, match in [
-        ({"locality_hints": directions}, "a length above 0, got 0"),
-        ({"reach": 0.5}, "need directions"),
-        ({"locality_hints": directions, "reach": float("nan")}, "got nan"),
-        ({"locality_hints": directions, "reach": 0.5, "metric": "L2"}, "not for L2"),
-        ({"locality_hints": directions, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),
-        (
-            {"locality_hints": directions, "reach": 0.5, "dim": 19},
-            "180 numbers are no directions of dimension 19",
-        ),
-        ({"locality_hints": "?", "reach": 0.5}, "not base64"),
+    for arguments, match in [
+        ((directions, 0.0), "a length above 0, got 0"),
+        (("", 0.5), "need directions"),
+        ((directions, float("nan")), "got nan"),
     ]:
         with pytest.raises(InvalidParameter, match=match):
-            Layout(**{"dim": DIM, "metric": "COSINE", **options})
+            LocalityHints(*arguments)
+
+    for options, match in [
+        ({"metric": "L2"}, "not for L2"),
+        ({"slots": BiasSlots(6)}, "has 6 columns to spare, not 9"),
+        ({"dim": 19}, "180 numbers are no directions of dimension 19"),
+        ({"locality_hints": LocalityHints("?", 0.5)}, "not base64"),
+    ]:
+        valid = {"dim": DIM, "metric": "COSINE", "locality_hints": LocalityHints(directions, 0.5)}
+        with pytest.raises(InvalidParameter, match=match):
+            Layout(**{**valid, **options})
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])

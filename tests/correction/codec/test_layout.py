@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.correction.codec.arrays import rounded
+from milvus_hubness.correction.codec.arrays import lost, rounded
 from milvus_hubness.correction.codec.index_hints import (
     GRAPH_HINT_SHARE,
     LENGTH_SHARE,
@@ -18,6 +18,8 @@ from milvus_hubness.correction.codec.index_hints import (
     measured_on,
 )
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots, GraphHint, HalfSquares
+from milvus_hubness.correction.codec.quantisation import with_spread
 from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -51,9 +53,7 @@ def cases(draw, metric=None):
     layout = Layout(
         dim,
         metric,
-        draw(st.integers(1, 5)),
-        bias_scale=draw(st.sampled_from(scales)),
-        spread=spread,
+        BiasSlots(draw(st.integers(1, 5)), scale=draw(st.sampled_from(scales)), spread=spread),
     )
     items = draw(hnp.arrays(np.float32, (draw(st.integers(1, 6)), dim), elements=FLOATS))
     queries = draw(hnp.arrays(np.float32, (draw(st.integers(1, 4)), dim), elements=FLOATS))
@@ -145,8 +145,10 @@ def test_reduced_vectors_give_the_similarity_that_biases_are_estimated_on(case):
 @given(cases(), st.data())
 def test_each_slot_answers_alone(case, data):
     layout, items, queries, _ = case
-    slot = data.draw(st.integers(0, layout.slots - 1))
-    table = np.arange(len(items) * layout.slots, dtype=np.float32).reshape(len(items), layout.slots)
+    slot = data.draw(st.integers(0, layout.slots.count - 1))
+    table = np.arange(len(items) * layout.slots.count, dtype=np.float32).reshape(
+        len(items), layout.slots.count
+    )
     stored = layout.augment(items, table)
     np.testing.assert_array_equal(layout.biases(stored, slot), table[:, slot])
     raw = layout.encode_queries(queries, 0.0, slot=slot).astype(float) @ stored.astype(float).T
@@ -168,33 +170,34 @@ def test_products_undoes_scores(case, score):
 def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
     layout, items, _, biases = case
     stored = layout.augment(items, 0.5 * biases)
-    changed = layout.with_biases(stored, {layout.slots - 1: biases})
-    np.testing.assert_allclose(layout.biases(changed, layout.slots - 1), biases, rtol=0, atol=1e-37)
-    slot = np.arange(layout.width)[layout.columns_of(layout.slots - 1)].tolist()
+    changed = layout.with_biases(stored, {layout.slots.count - 1: biases})
+    np.testing.assert_allclose(
+        layout.biases(changed, layout.slots.count - 1), biases, rtol=0, atol=1e-37
+    )
+    slot = np.arange(layout.width)[layout.columns_of(layout.slots.count - 1)].tolist()
     others = np.delete(
-        np.arange(layout.width), [*slot, layout.width - 1] if layout.anchor else slot
+        np.arange(layout.width), [*slot, layout.width - 1] if layout.graph_hint else slot
     )
     np.testing.assert_array_equal(changed[:, others], stored[:, others])
 
 
 @given(cases())
-@example((Layout(1, "L2", 1), np.float32([[2.0**-126]]), np.float32([[0.0]]), np.float32([0.5])))
+@example((Layout(1, "L2"), np.float32([[2.0**-126]]), np.float32([[0.0]]), np.float32([0.5])))
 def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
     layout, items, queries, biases = case
     layout = measured_on(layout, items, queries)
     stored = layout.augment(items, biases)
-    if layout.anchor == 0:
+    hint = layout.graph_hint
+    if hint is None:
         return
     assert not layout.encode_queries(queries)[:, -1].any()
     graph_hint = stored[:, -1].astype(float)
-    by_length = np.minimum(
-        0.5 * layout.length_pull * (items.astype(float) ** 2).sum(1), layout.anchor
-    )
-    wanted = layout.anchor - layout.pull * biases.astype(float) - by_length
-    np.testing.assert_allclose(graph_hint, wanted, rtol=3e-7, atol=1e-6 * (1 + layout.anchor))
+    by_length = np.minimum(0.5 * hint.length_pull * (items.astype(float) ** 2).sum(1), hint.anchor)
+    wanted = hint.anchor - hint.pull * biases.astype(float) - by_length
+    np.testing.assert_allclose(graph_hint, wanted, rtol=3e-7, atol=1e-6 * (1 + hint.anchor))
     assert not stored[:, layout.dim + layout.numbers : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
-    falls = layout.pull / layout.slots
+    falls = hint.pull / layout.slots.count
     np.testing.assert_allclose(
         graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max())
     )
@@ -202,21 +205,21 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
     items = np.random.default_rng(0).normal(size=(50, 31)).astype(np.float32)
-    assert measured_on(Layout(31, "IP"), items).anchor == 0
+    assert measured_on(Layout(31, "IP"), items).graph_hint is None
     items = items[:, :30]
-    assert measured_on(Layout(30, "IP"), items).anchor > 0
-    assert measured_on(Layout(29, "L2"), items[:, :29]).anchor == 0
+    assert measured_on(Layout(30, "IP"), items).graph_hint.anchor > 0
+    assert measured_on(Layout(29, "L2"), items[:, :29]).graph_hint is None
     assert measured_on(Layout(30, "IP"), items, graph_hint=False) == Layout(30, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
-        Layout(31, "IP", anchor=1.0)
+        Layout(31, "IP", graph_hint=GraphHint(1.0))
     with pytest.raises(InvalidParameter, match="needs an anchor"):
-        Layout(30, "IP", pull=0.5)
+        GraphHint(0.0, pull=0.5)
 
 
 def test_the_pull_is_in_proportion_to_what_biases_are_of():
     items = np.random.default_rng(0).normal(size=(50, 20)).astype(np.float32)
     layout = Layout(20, "IP")
-    near, far = (measured_on(layout, items, factor * items) for factor in (1, 10))
+    near, far = (measured_on(layout, items, factor * items).graph_hint for factor in (1, 10))
     assert near.anchor == far.anchor
     assert far.pull == pytest.approx(near.pull / 10)
     assert near.anchor * near.pull == pytest.approx(GRAPH_HINT_SHARE["IP"], rel=1e-3)
@@ -314,9 +317,9 @@ def test_only_items_of_varying_lengths_under_ip_get_constants_for_them():
     items, bank, _ = of_varying_lengths("one shared direction", rows=200)
     bank = unit(bank).astype(np.float32)
     varied = measured_on(Layout(32, "IP"), items, bank)
-    assert (varied.length_pull > 0, varied.bias_scale) == (True, SMALL_BIASES)
-    assert varied.anchor * varied.length_pull == pytest.approx(LENGTH_SHARE)
-    assert measured_on(Layout(32, "IP"), items, 8 * bank).bias_scale == SMALL_BIASES / 8
+    assert (varied.graph_hint.length_pull > 0, varied.slots.scale) == (True, SMALL_BIASES)
+    assert varied.graph_hint.anchor * varied.graph_hint.length_pull == pytest.approx(LENGTH_SHARE)
+    assert measured_on(Layout(32, "IP"), items, 8 * bank).slots.scale == SMALL_BIASES / 8
     one_length = unit(items).astype(np.float32)
     for metric, rows in [
         ("IP", one_length),
@@ -325,11 +328,13 @@ def test_only_items_of_varying_lengths_under_ip_get_constants_for_them():
         ("L2", items),
     ]:
         layout = measured_on(Layout(32, metric), rows, bank)
-        assert (layout.length_pull, layout.bias_scale) == (0, 1)
+        scale = layout.half_squares.scale if metric == "L2" else 1
+        assert (layout.graph_hint.length_pull, layout.slots.scale) == (0, 1 / scale)
         assert measured_on(layout, rows, bank) == layout
     assert measured_on(Layout(32, "IP"), items, bank, graph_hint=False) == Layout(32, "IP")
     cells = measured_on(Layout(32, "IP"), items, bank, length_pull=False)
-    assert (cells.length_pull, cells.bias_scale, 8 * cells.anchor) == (0, 1, varied.anchor)
+    assert (cells.graph_hint.length_pull, cells.slots.scale) == (0, 1)
+    assert 8 * cells.graph_hint.anchor == varied.graph_hint.anchor
 
 
 def test_a_later_measurement_forgets_the_lengths_of_an_earlier_one_but_no_scale_of_a_quantiser():
@@ -338,7 +343,10 @@ def test_a_later_measurement_forgets_the_lengths_of_an_earlier_one_but_no_scale_
     varied = measured_on(Layout(32, "IP"), items, bank)
     assert measured_on(varied, one_length, bank) == measured_on(Layout(32, "IP"), one_length, bank)
     assert measured_on(varied, items, bank) == varied
-    assert measured_on(Layout(32, "IP", spread=4, bias_scale=2.0), items, bank).bias_scale == 2.0
+    assert (
+        measured_on(Layout(32, "IP", BiasSlots(scale=2.0, spread=4)), items, bank).slots.scale
+        == 2.0
+    )
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-6, 30.0, 1e4, 1e15])
@@ -350,7 +358,8 @@ def test_a_row_of_any_length_is_stored_found_and_read_back(factor):
     biases = nnn(bank, items, "IP", 16, 0.75).astype(np.float32)
     stored = layout.augment(items, biases)
     assert np.isfinite(stored).all()
-    assert abs(stored[7, -1] + layout.pull * biases[7]) <= layout.anchor * (1 + 1e-5)
+    hint = layout.graph_hint
+    assert abs(stored[7, -1] + hint.pull * biases[7]) <= hint.anchor * (1 + 1e-5)
     np.testing.assert_array_equal(decoded(layout, stored), items)
     scores = layout.encode_queries(queries).astype(float) @ stored.astype(float).T
     wanted = similarity(layout, queries, items) - biases.astype(float)
@@ -364,26 +373,28 @@ def test_a_row_of_any_length_is_stored_found_and_read_back(factor):
 @given(cases("IP"))
 def test_new_biases_leave_the_hint_of_a_length_as_a_new_row_has_it(case):
     layout, items, _, biases = case
-    layout = replace(measured_on(layout, items), bias_scale=0.25)
-    if layout.anchor:
-        layout = replace(layout, length_pull=0.3)
+    layout = measured_on(layout, items)
+    layout = replace(layout, slots=replace(layout.slots, scale=0.25))
+    if layout.graph_hint:
+        layout = replace(layout, graph_hint=replace(layout.graph_hint, length_pull=0.3))
     stored = layout.augment(items, biases)
-    refreshed = layout.with_biases(stored, dict.fromkeys(range(layout.slots), biases + 1))
+    refreshed = layout.with_biases(stored, dict.fromkeys(range(layout.slots.count), biases + 1))
     np.testing.assert_array_equal(refreshed, layout.augment(items, biases + 1))
 
 
-def test_lengths_without_an_anchor_or_of_another_metric_are_refused():
-    for options in (
-        {"length_pull": 0.1},
-        {"length_pull": -0.1, "anchor": 1.0},
-        {"length_pull": 0.1, "anchor": -1.0},
-        {"length_pull": 0.1, "anchor": 1.0, "metric": "COSINE"},
-        {"length_pull": 0.1, "anchor": 1.0, "metric": "L2"},
-        {"length_pull": math.nan, "anchor": 1.0},
-        {"length_pull": math.inf, "anchor": 1.0},
-    ):
-        with pytest.raises(InvalidParameter, match=r"anchor|finite number"):
-            Layout(**{"dim": 20, "metric": "IP", **options})
+@pytest.mark.parametrize(
+    ("anchor", "length_pull"),
+    [(0.0, 0.1), (1.0, -0.1), (-1.0, 0.1), (1.0, math.nan), (1.0, math.inf)],
+)
+def test_lengths_without_an_anchor_are_refused(anchor, length_pull):
+    with pytest.raises(InvalidParameter, match=r"anchor|finite number"):
+        GraphHint(anchor, length_pull=length_pull)
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "L2"])
+def test_lengths_count_under_ip_alone(metric):
+    with pytest.raises(InvalidParameter, match="length_pull, with an anchor, is for IP, not for"):
+        Layout(20, metric, graph_hint=GraphHint(1.0, length_pull=0.1))
 
 
 def test_without_constants_the_half_square_is_stored_as_it_is():
@@ -396,9 +407,9 @@ def test_without_constants_the_half_square_is_stored_as_it_is():
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
 def test_only_l2_has_an_offset_and_a_scale(metric):
     measured = measured_on(Layout(4, metric), np.random.default_rng(0).normal(size=(9, 4)))
-    assert (measured.offset, measured.scale) == (0, 1)
+    assert measured.half_squares is None
     with pytest.raises(InvalidParameter, match="for L2"):
-        Layout(4, metric, scale=2.0)
+        Layout(4, metric, half_squares=HalfSquares(scale=2.0))
 
 
 @pytest.mark.parametrize(
@@ -408,7 +419,7 @@ def test_constants_that_would_lose_biases_are_refused(offset, scale):
     with pytest.raises(
         InvalidParameter, match="finite number" if math.isnan(offset) else "power of two"
     ):
-        Layout(4, "L2", offset=offset, scale=scale)
+        Layout(4, "L2", half_squares=HalfSquares(offset=offset, scale=scale))
 
 
 def test_stored_vectors_are_nearly_of_one_length_under_l2():
@@ -478,15 +489,16 @@ def test_biases_are_the_same_wherever_the_gallery_lies(mean):
 def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, others, shares):
     sample = rounded(mean + scale * np.random.default_rng(seed).normal(size=(50, 20)), dtype)
     layout = measured_on(Layout(20, "L2"), sample)
-    near = rounded(layout.taken_off * shares, dtype)
+    taken_off = layout.half_squares.mean_of(20).taken_off
+    near = rounded(taken_off * shares, dtype)
     rows = np.concatenate([sample, rounded(others, dtype), near])
-    lost = layout.lost(rows)
-    assert not lost[: len(sample)].any()
+    is_lost = lost(rows, taken_off)
+    assert not is_lost[: len(sample)].any()
     stored = layout.augment(rows, np.zeros(len(rows)))
     stored[:, :20] = rounded(stored[:, :20], dtype)
     revert = decoded(layout, stored, dtype=dtype)
-    plain = np.where((rows == 0) & (layout.taken_off != 0), np.float32(0), rows)
-    np.testing.assert_array_equal(revert.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
+    plain = np.where((rows == 0) & (taken_off != 0), np.float32(0), rows)
+    np.testing.assert_array_equal(revert.view(np.uint32)[~is_lost], plain.view(np.uint32)[~is_lost])
 
 
 def test_a_mean_is_kept_where_half_squares_need_it_alone():
@@ -494,20 +506,20 @@ def test_a_mean_is_kept_where_half_squares_need_it_alone():
     near, far = rng.normal(size=(500, 30)), rng.normal(size=(500, 30))
     far[:, 7] += 1_000
     far[:, 8] += 4
-    assert measured_on(Layout(30, "L2"), near).mean == ""
-    assert measured_on(Layout(30, "IP"), far).mean == ""
+    assert measured_on(Layout(30, "L2"), near).half_squares.mean == ""
+    assert measured_on(Layout(30, "IP"), far).half_squares is None
     layout = measured_on(Layout(30, "L2"), far)
-    assert np.flatnonzero(layout.taken_off).tolist() == [7]
+    assert np.flatnonzero(layout.half_squares.mean_of(30).taken_off).tolist() == [7]
     linear = measured_on(Layout(30, "L2"), far, taken_off=False)
-    assert linear.mean
-    assert not linear.taken_off.any()
+    assert linear.half_squares.mean
+    assert not linear.half_squares.mean_of(30).taken_off.any()
 
 
 def test_one_long_row_changes_little_of_the_constants():
     items = np.random.default_rng(4).normal(size=(500, 24)).astype(np.float32)
     layout = measured_on(Layout(24, "L2"), items)
     items[0] *= 1e4
-    assert measured_on(Layout(24, "L2"), items).scale == layout.scale
+    assert measured_on(Layout(24, "L2"), items).half_squares.scale == layout.half_squares.scale
 
 
 def test_a_gallery_of_zeros_but_for_one_row_has_a_layout():
@@ -515,7 +527,7 @@ def test_a_gallery_of_zeros_but_for_one_row_has_a_layout():
     items[0] = 1
     for metric in ("IP", "L2"):
         layout = measured_on(Layout(4, metric), items)
-        assert (layout.offset, layout.scale) == (0, 1)
+        assert layout.half_squares == Layout(4, metric).half_squares
 
 
 @pytest.mark.parametrize("items", [np.zeros((3, 4)), np.full((2, 4), np.nan), np.empty((0, 4))])
@@ -534,7 +546,7 @@ def test_rows_that_tell_nothing_leave_the_constants_alone(items):
     ],
 )
 def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots, width):
-    assert Layout(dim, metric, slots).width == width
+    assert Layout(dim, metric, BiasSlots(slots)).width == width
 
 
 @pytest.mark.parametrize(
@@ -548,12 +560,12 @@ def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots
     ],
 )
 def test_a_spread_form_has_a_width_of_sixteens_too(dim, metric, spread, width):
-    assert Layout(dim, metric, 2, spread=spread).width == width
+    assert Layout(dim, metric, BiasSlots(2, spread=spread)).width == width
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
-    layout = Layout(5, metric, 2, bias_scale=16.0, spread=8)
+    layout = Layout(5, metric, BiasSlots(2, scale=16.0, spread=8))
     items = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     table = np.float32([[0.5, -0.25], [0.1, 0.2], [0.0, 3.0], [-1.5, 0.75]])
     stored, sent = layout.augment(items, table), layout.encode_queries(items, 0.5, slot=1)
@@ -574,43 +586,46 @@ def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
 
 
 @given(cases(), st.floats(-2, 2))
-@example((Layout(1, "IP", 1, spread=8), *ONE_ROW_OF_ZEROS), 1.3132002446209012e-38)
-@example((Layout(1, "IP", 1, bias_scale=0.25), *ONE_ROW_OF_ZEROS[:2], np.float32([1.4e-45])), 1.0)
+@example((Layout(1, "IP", BiasSlots(spread=8)), *ONE_ROW_OF_ZEROS), 1.3132002446209012e-38)
+@example(
+    (Layout(1, "IP", BiasSlots(scale=0.25)), *ONE_ROW_OF_ZEROS[:2], np.float32([1.4e-45])), 1.0
+)
 def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
     """Scale and spread are powers of two, so that they move exponents and leave all digits alone. Numbers that become
     subnormal lose digits: no number in a column is off by more than the smallest one of float32."""
     layout, items, queries, biases = case
-    plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0, length_pull=0.0)
-    slot = layout.slots - 1
+    plain = with_spread(layout, 1)
+    slot = layout.slots.count - 1
 
     read = [form.biases(form.augment(items, biases), slot) for form in (layout, plain)]
     # In units of a bias, as stored in either form.
-    smallest = SMALLEST * layout.scale * (1 / layout.bias_scale + 1)
+    smallest = SMALLEST * (1 / layout.slots.scale + 1 / plain.slots.scale)
     np.testing.assert_allclose(*read, rtol=0, atol=smallest)
 
     weights = [
         form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)]
         .astype(float)
         .sum(axis=1)
-        * form.bias_scale
+        * form.slots.scale
+        / plain.slots.scale
         for form in (layout, plain)
     ]
     np.testing.assert_allclose(
-        *weights, rtol=0, atol=SMALLEST * (layout.spread * layout.bias_scale + 1)
+        *weights,
+        rtol=0,
+        atol=SMALLEST * (layout.slots.spread * layout.slots.scale / plain.slots.scale + 1),
     )
 
 
 @pytest.mark.parametrize(
-    "others",
-    [{"spread": 3}, {"spread": 0}, {"spread": 128}, {"spread": -2}, {"bias_scale": 3.0}, {"bias_scale": 0.0},
-     {"bias_scale": math.nan}, {"bias_scale": 2.0**101}, {"bias_scale": 2.0**60, "scale": 2.0**-60}],
+    ("refused", "number"),
+    [("spread", 3), ("spread", 0), ("spread", 128), ("spread", -2), ("scale", 3.0), ("scale", 0.0),
+     ("scale", math.nan), ("scale", 2.0**101)],
 )  # fmt: skip
-def test_scales_and_spreads_that_would_round_are_refused(others):
+def test_scales_and_spreads_that_would_round_are_refused(refused, number):
     """The message names the number that is refused."""
-    [*_, last] = others
-    refused = "bias_scale divided by scale" if len(others) > 1 else last
-    with pytest.raises(InvalidParameter, match=f"^{refused} is a power of two"):
-        Layout(4, "L2", **others)
+    with pytest.raises(InvalidParameter, match=f"^the {refused} of biases is a power of two"):
+        BiasSlots(**{refused: number})
 
 
 def test_product_quantisation_can_ask_for_another_multiple():
@@ -620,7 +635,7 @@ def test_product_quantisation_can_ask_for_another_multiple():
 def test_one_strength_for_each_query():
     layout = Layout(3, "IP")
     asked = layout.encode_queries(np.ones((2, 3)), [0.0, 1.0])
-    np.testing.assert_array_equal(asked[:, layout.first_slot], [0.0, -1.0])
+    np.testing.assert_array_equal(asked[:, layout.slot_columns.start], [0.0, -1.0])
 
 
 def test_zero_vectors_stay_zero_and_are_reported():
@@ -647,7 +662,9 @@ def test_what_cannot_be_inserted_is_refused_by_row(vectors, error, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("arguments", [(0, "IP"), (3, "HAMMING"), (3, "IP", 0), (32_768, "IP")])
+@pytest.mark.parametrize(
+    "arguments", [(0, "IP"), (3, "HAMMING"), (3, "IP", BiasSlots(), 0), (32_768, "IP")]
+)
 def test_impossible_layouts_are_refused(arguments):
     with pytest.raises(InvalidParameter):
         Layout(*arguments)
@@ -659,6 +676,11 @@ def test_impossible_questions_are_refused(strength, slot):
         Layout(3, "IP").encode_queries(np.ones((1, 3)), strength, slot=slot)
 
 
+def test_there_is_at_least_one_slot():
+    with pytest.raises(InvalidParameter, match="the number of slots is from 1 to 32768, got 0"):
+        BiasSlots(0)
+
+
 def test_biases_must_fit_the_rows():
     with pytest.raises(InvalidInput, match="biases of shape"):
         Layout(3, "IP").augment(np.ones((2, 3)), np.ones(3))
@@ -667,7 +689,7 @@ def test_biases_must_fit_the_rows():
 @pytest.mark.parametrize("metric", ["IP", "COSINE", "L2"])
 def test_no_rows_are_stored_as_no_rows(metric):
     """The last page of a scan may be empty."""
-    layout = Layout(6, metric, slots=2)
+    layout = Layout(6, metric, BiasSlots(2))
     none = np.empty((0, 6), np.float32)
     assert layout.augment(none, np.empty(0, np.float32)).shape == (0, layout.width)
     assert layout.augment(none, np.empty((0, 2), np.float32)).shape == (0, layout.width)

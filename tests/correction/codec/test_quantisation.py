@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness.correction.codec.index_hints import measured_on
-from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import LARGEST_SPREAD, BiasSlots
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale, with_spread
 from tests.support.galleries import embedding_like, products_of
 
@@ -48,7 +49,10 @@ def recalls(metric, dim, products, strength=1.0):
     raw = products_of(queries, items, metric)
     plain = measured_on(Layout(dim, metric), items, queries, graph_hint=False)
     spread = measured_on(
-        Layout(dim, metric, spread=spread_for(dim, metric)), items, queries, graph_hint=False
+        Layout(dim, metric, BiasSlots(spread=spread_for(dim, metric))),
+        items,
+        queries,
+        graph_hint=False,
     )
     spread = with_bias_scale(spread, items, biases, strength)
     exact = raw - strength * biases
@@ -118,20 +122,20 @@ def test_a_scaled_bias_has_the_size_of_the_numbers_of_the_vector(metric, factor)
         np.float32(factor) * items,
         biases * np.float32(factor**2 if metric != "COSINE" else 1),
     )
-    layout = measured_on(Layout(384, metric, spread=8), items, graph_hint=False)
+    layout = measured_on(Layout(384, metric, BiasSlots(spread=8)), items, graph_hint=False)
     layout = with_bias_scale(layout, items, biases)
     stored = layout.augment(items, biases)
     size = stored[:, :384].std()
     assert size / 2 < stored[:, layout.columns_of(0)].std() < 2 * size
     if metric == "L2":
-        assert size / 4 < stored[:, 385 : layout.first_slot].std() < 4 * size
+        assert size / 4 < stored[:, 385 : layout.slot_columns.start].std() < 4 * size
         assert not stored[:, 384].any()
     np.testing.assert_array_equal(layout.biases(stored), biases)
 
 
 @pytest.mark.parametrize("biases", [np.zeros(5), np.full(5, 0.3), np.empty(0)])
 def test_biases_without_a_spread_have_no_scale(biases):
-    layout, items = Layout(64, "IP", spread=4), np.ones((len(biases), 64), np.float32)
+    layout, items = Layout(64, "IP", BiasSlots(spread=4)), np.ones((len(biases), 64), np.float32)
     assert with_bias_scale(layout, items, biases.astype(np.float32)) == layout
 
 
@@ -140,14 +144,14 @@ def test_extreme_biases_have_a_scale_that_a_layout_accepts(deviation):
     items = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
     biases = (deviation * np.linspace(-1, 1, 9)).astype(np.float32)
     for metric in METRICS:
-        layout = measured_on(Layout(64, metric, spread=4), items, graph_hint=False)
+        layout = measured_on(Layout(64, metric, BiasSlots(spread=4)), items, graph_hint=False)
         with_bias_scale(layout, items, biases)
 
 
 def test_another_spread_drops_what_was_measured_for_the_former():
     items = np.random.default_rng(0).normal(size=(50, 20)).astype(np.float32)
     hinted = measured_on(Layout(20, "IP"), items, items)
-    assert hinted.anchor
-    assert with_spread(hinted, 4) == Layout(20, "IP", spread=4)
-    assert hinted.stores_like(replace(hinted, anchor=0.0, pull=0.0, length_pull=0.0))
+    assert hinted.graph_hint
+    assert with_spread(hinted, 4) == Layout(20, "IP", BiasSlots(spread=4))
+    assert hinted.stores_like(replace(hinted, graph_hint=None))
     assert not hinted.stores_like(with_spread(hinted, 4))

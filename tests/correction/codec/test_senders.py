@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from milvus_hubness.correction.codec.index_hints import mean_of
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import HalfSquares
 from milvus_hubness.errors import DimensionMismatch, HubnessError, InvalidInput, NonFiniteVectors
 
 DIM = 7
@@ -77,7 +78,7 @@ def test_one_query_that_does_not_fit_is_refused(query, error):
 def test_a_mean_of_the_layout_counts_for_one_query_too():
     rng = np.random.default_rng(0)
     mean = mean_of(rng.standard_normal((50, DIM)).astype(np.float32) + 40)
-    layout = Layout(dim=DIM, metric="L2", mean=mean)
+    layout = Layout(dim=DIM, metric="L2", half_squares=HalfSquares(mean=mean))
     query = rng.standard_normal(DIM).astype(np.float32)
     sent = packed(layout, [query])
     np.testing.assert_array_equal(sent, layout.encode_queries([query], 0.5))

@@ -10,6 +10,7 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import (
     CSLS,
     DEFAULT_ESTIMATOR,
@@ -53,7 +54,7 @@ class TestEveryEstimatorInEveryWrapper:
     ):
         fitted = clamped(wrapper(estimator)).fit(BANK, gallery=ITEMS)
         keeps = "RelativeNNN" in json.dumps(to_dict(fitted.estimator))
-        layout = Layout(DIM, "IP", 2)
+        layout = Layout(DIM, "IP", BiasSlots(2))
         correction = Correction.fit(layout, fitted.estimator, BANK, gallery=ITEMS).measured(ITEMS)
         assert bool(correction.evidence.reaches) == keeps
         if not keeps:

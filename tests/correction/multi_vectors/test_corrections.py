@@ -9,10 +9,11 @@ import pytest
 
 from milvus_hubness import Blend, MultiVectors, QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import DualBankSinkhorn
 from milvus_hubness.correction.fitted import Correction, grouped
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, ZeroVectors
+from milvus_hubness.errors import DimensionMismatch, InvalidParameter, ZeroVectors
 
 DIM = 12
 
@@ -43,7 +44,11 @@ def of(rows, what="the rows"):
 
 def fitted(metric="COSINE", **options):
     return Correction.fit(
-        Layout(DIM, metric, 2), Blend(), QueryBank.of(of(BANK)), gallery=of(GALLERY), **options
+        MultiVectorLayout(DIM, metric, BiasSlots(2)),
+        Blend(),
+        QueryBank.of(of(BANK)),
+        gallery=of(GALLERY),
+        **options,
     )
 
 
@@ -89,7 +94,11 @@ def test_a_target_bank_holds_documents():
     targets = of(NEW)
     estimator = DualBankSinkhorn(0.05)
     correction = Correction.fit(
-        Layout(DIM, "IP", 2), estimator, of(BANK), gallery=of(GALLERY), target_bank=targets
+        MultiVectorLayout(DIM, "IP", BiasSlots(2)),
+        estimator,
+        of(BANK),
+        gallery=of(GALLERY),
+        target_bank=targets,
     )
     expected = estimator.fit(of(BANK), gallery=of(GALLERY), target_bank=targets)
     np.testing.assert_allclose(
@@ -99,17 +108,39 @@ def test_a_target_bank_holds_documents():
 
 def test_repeats_in_the_bank_are_grouped():
     log = QueryBank.of(of(BANK + [BANK[3]] * 20))
-    groups = grouped(Layout(DIM, "COSINE", 2), log, of(GALLERY)).groups
+    groups = grouped(MultiVectorLayout(DIM, "COSINE", BiasSlots(2)), log, of(GALLERY)).groups
     assert len(set(groups[len(BANK) :].tolist()) | {int(groups[3])}) == 1
+
+
+def test_squared_distances_have_no_maxsim():
+    with pytest.raises(InvalidParameter, match="MaxSim over L2 adds up squared distances"):
+        MultiVectorLayout(DIM, "L2")
 
 
 @pytest.mark.parametrize(
     ("layout", "bank", "gallery", "error", "words"),
     [
-        (Layout(DIM, "L2", 2), BANK, GALLERY, InvalidInput, "the metric L2 does not go with"),
-        (Layout(7, "IP", 2), BANK, GALLERY, DimensionMismatch, "embed both with one model"),
-        (Layout(DIM, "IP", 2), BANK, [np.ones((2, 5))], DimensionMismatch, "of dimension 5"),
-        (Layout(DIM, "IP", 2), [np.zeros((2, DIM))], GALLERY, ZeroVectors, "only zero vectors"),
+        (
+            MultiVectorLayout(7, "IP", BiasSlots(2)),
+            BANK,
+            GALLERY,
+            DimensionMismatch,
+            "embed both with one model",
+        ),
+        (
+            MultiVectorLayout(DIM, "IP", BiasSlots(2)),
+            BANK,
+            [np.ones((2, 5))],
+            DimensionMismatch,
+            "of dimension 12 and the rows of 5",
+        ),
+        (
+            MultiVectorLayout(DIM, "IP", BiasSlots(2)),
+            [np.zeros((2, DIM))],
+            GALLERY,
+            ZeroVectors,
+            "only zero vectors",
+        ),
     ],
 )
 def test_faults_have_one_line(layout, bank, gallery, error, words):

@@ -104,7 +104,7 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
     moved = row["hubness_bias"] + 0.05 * np.std([row["hubness_bias"] for row in rows])
     stored = np.array([row["vector"]], np.float32)
     [vector] = state.layout.with_biases(
-        stored, {slot: [moved] for slot in range(state.layout.slots)}
+        stored, {slot: [moved] for slot in range(state.layout.slots.count)}
     )
     client.upsert(target, {**row, "vector": vector, "hubness_bias": float(moved)})
     with pytest.raises(VerificationFailed, match="of its bank: rows 5"):

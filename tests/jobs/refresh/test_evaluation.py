@@ -9,6 +9,7 @@ import pytest
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import KindColumns
 from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.kinds import KindRule, Kinds
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
@@ -334,7 +335,7 @@ def test_pairs_are_measured_among_the_rows_that_are_not_in_the_sample_too(hubs, 
     if by_kind:
         rule = KindRule(field="kind", values=("photo", "text"))
         kinds = Kinds.measured(rule, items, numbers, queries)
-        layout = Layout(DIM, "IP", kinds=2)
+        layout = Layout(DIM, "IP", kinds=KindColumns(2))
     right = [np.unique([n % count, (3 * n) % count]) for n in range(400)]
     labelled = Labelled(items[[rows[0] for rows in right]] + np.float32(0.3), right)
     old, new = standing(queries, NNN(8)), standing(queries, NNN(32))

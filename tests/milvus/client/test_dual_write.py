@@ -9,6 +9,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
@@ -149,7 +150,7 @@ class Alias:
         bank = BankReference(
             collection="copy__bank", generation="ab", fingerprint="f", count=1, size=1
         )
-        layout = Layout(self.DIM, "IP", 2)
+        layout = Layout(self.DIM, "IP", BiasSlots(2))
         named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
         state = initial_state(layout, NNN(1), bank, **named).model_copy(
             update={"migration": MIGRATION}

@@ -13,6 +13,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, Layout
 from milvus_hubness.correction.codec.arrays import BYTES, encode, rounded
+from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import DimensionMismatch, NonFiniteVectors
@@ -36,7 +37,9 @@ SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 def corrected(metric="COSINE", dtype="float32"):
     reference = BankReference(collection="b", generation="01", fingerprint="", count=9, size=9)
     fixed = {**FIXED, "dtype": dtype}
-    return initial_state(Layout(DIM, metric, 2), NNN(4), reference, strength=0.75, **fixed)
+    return initial_state(
+        Layout(DIM, metric, BiasSlots(2)), NNN(4), reference, strength=0.75, **fixed
+    )
 
 
 def answer_to(request, columns=()):
@@ -307,7 +310,9 @@ def test_a_prepared_search_ends_with_the_state_that_it_is_for():
     server.operations.states.forget(NAME)
     server.search(request)
     server.become(
-        initial_state(Layout(DIM, "COSINE", 20), NNN(4), before.profile.bank, strength=0.5, **FIXED)
+        initial_state(
+            Layout(DIM, "COSINE", BiasSlots(20)), NNN(4), before.profile.bank, strength=0.5, **FIXED
+        )
     )
     server.search(request)
     weights = [

@@ -23,6 +23,7 @@ from milvus_hubness.extending import (
     CollectionState,
     Fences,
     Key,
+    MultiVectorFormat,
     StorageFormat,
     is_fence,
     read_states,
@@ -396,7 +397,8 @@ class QdrantPoints:
         if state is not None and not state.codec.leaves_vectors:
             return Form(field, state.codec.form, state, normalised, limits, are_multi)
 
-        plain = StorageFormat(schema.DTYPES[params.datatype], params.size)
+        format_class = MultiVectorFormat if are_multi else StorageFormat
+        plain = format_class(schema.DTYPES[params.datatype], params.size)
         return Form(field, plain, None, normalised, limits, are_multi)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
