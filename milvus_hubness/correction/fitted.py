@@ -655,8 +655,7 @@ def _reduced_bank(layout: Layout, bank: BankLike, kinds: Kinds | None = None) ->
     Raises DimensionMismatch, and ZeroVectors if all queries are zero.
     """
     bank = QueryBank.of(bank)
-    if layout.multi_vectors:
-        bank.expect_rows(True, "the field")
+    bank.expect_rows(layout.multi_vectors, "the field")
     bank.expect_dim(layout.dim, "the field")
     if not has_numbers(bank.vectors):
         raise ZeroVectors(

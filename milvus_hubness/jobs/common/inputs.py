@@ -27,7 +27,9 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, as_metric
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import (
@@ -313,7 +315,8 @@ def gallery_of(
     keys = list(range(len(vectors))) if keys is None else list(keys)
     if len(keys) != len(vectors):
         raise InvalidInput(f"{source} has {len(keys)} keys for {len(vectors)} items")
-    layout = Layout(vectors.shape[1], as_metric(metric))
+    layout_class = MultiVectorLayout if is_token_rows(vectors) else Layout
+    layout = layout_class(vectors.shape[1], as_metric(metric))
     valid = np.flatnonzero(~layout.invalid(vectors))
     if not len(valid):
         raise EmptyCollection(f"{source} has no items with a valid vector")
