@@ -122,6 +122,7 @@ SHOWN_ELSEWHERE = {
     "Estimator",
     "FittedBias",
     "Layout",
+    "MultiVectorLayout",
     "MilvusStore",
     "RefreshResult",
 }
