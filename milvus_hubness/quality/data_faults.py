@@ -15,6 +15,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.kernels.token_rows import is_token_rows, pooled
 from milvus_hubness.quality import measures, retrieval
 
 Positions: TypeAlias = Sequence[npt.NDArray[np.int64]]
@@ -83,27 +84,34 @@ def data_faults(
 ) -> list[Fault]:
     """Return the faults of items (n, d) and of the queries that search them.
 
+    Of rows of several vectors, the means of these are looked at; how their items answer, no mean says.
     unusable: number of further items, whose vectors are zero. queries: (m, d), those with right items
     or real ones apart from the bank. positives: the numbers of the right items of each of these.
     own: (m,), the number of the item that has the id of each of these, −1 for none. ignores_own:
     whether this item is no answer to it, so that the caller knows that queries are items.
     """
     rng = np.random.default_rng(seed)
+    are_scored = not is_token_rows(bank.vectors)
+    items = pooled(items)
+    past = pooled(bank.vectors)
+    queries = None if queries is None else pooled(queries)
     zero = ~items.any(1)
     faults = [
         *_on_zeros(unusable + int(zero.sum()), unusable + len(items)),
         *_on_constants(items[~zero]),
         *_on_copies(items[~zero]),
-        *_on_queries(bank, queries),
+        *_on_queries(past, queries),
     ]
     if not ignores_own:
         have_ids = own is not None and float((own >= 0).mean()) >= ITEMS_AMONG_QUERIES
         remedy = ITSELF if have_ids else None
         if positives is not None and queries is not None:
             faults += _on_items_among(queries, items, "the queries with right rows", rng, remedy)
-        faults += _on_items_among(bank.vectors, items, "the bank", rng, remedy)
+        faults += _on_items_among(past, items, "the bank", rng, remedy)
+    if not are_scored:
+        return faults
 
-    searched = queries if queries is not None else bank.vectors
+    searched = queries if queries is not None else past
     chosen = np.sort(rng.permutation(len(searched))[:SEARCHED])
     searched = searched[chosen]
     if positives is not None:
@@ -158,8 +166,8 @@ def _on_copies(items: Vectors) -> Iterator[Fault]:
     )
 
 
-def _on_queries(bank: QueryBank, queries: Vectors | None) -> Iterator[Fault]:
-    for vectors, name in ((bank.vectors, "the bank"), (queries, "the queries")):
+def _on_queries(past: Vectors, queries: Vectors | None) -> Iterator[Fault]:
+    for vectors, name in ((past, "the bank"), (queries, "the queries")):
         count = 0 if vectors is None else int((~vectors.any(1)).sum())
         if count and vectors is not None:
             yield Fault(

@@ -344,10 +344,15 @@ def diagnose_gallery(
 
     judged: judgements about its rows, in place of queries, see `Judgements.within`. figures, cosine: what
     the bank shows, and the smallest cosine between near copies, if somebody has found them out. Raises
-    DimensionMismatch, and with runs InvalidInput and UnreadableFile.
+    DimensionMismatch, InvalidInput for rows of several vectors, and with runs UnreadableFile.
     """
     gallery = biased.gallery
     layout = gallery.layout
+    if layout.multi_vectors:
+        raise InvalidInput(
+            f"the hubs of {title!r} cannot be shown, as its rows have several vectors each: check without a "
+            "page says whether correction helps"
+        )
     texts = detail.texts
     runs = detail.runs
     positives = None

@@ -16,6 +16,7 @@ from milvus_hubness import (
     MultiVectors,
     QueryBank,
     Recipe,
+    check,
     migrate,
     plan_correction,
     refresh,
@@ -571,3 +572,13 @@ def test_the_verdict_is_asked_for_many_vectors_too(backend):
     with pytest.raises(CorrectionNotRecommended):
         migrate(corrected.store, plan)
     assert not backend.client.collection_exists(plan.body.target)
+
+
+def test_a_check_judges_many_vectors_and_shows_no_page_of_them(backend):
+    corrected = Corrected(backend)
+    rng = np.random.default_rng(5)
+    chance = [rng.standard_normal((3, DIM)).astype(np.float32) for _ in range(300)]
+    result = check(corrected.store, corrected.source, Corrected.of_bank(chance), field=FIELD)
+    assert result.verdict == "leave it alone"
+    with pytest.raises(InvalidInput, match="rows have several vectors each: check without a page"):
+        result.diagnosed()

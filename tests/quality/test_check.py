@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from milvus_hubness import Judgements, QueryBank, Recipe, check
+from milvus_hubness import Judgements, MultiVectors, QueryBank, Recipe, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.inputs import gallery_of
@@ -189,3 +189,22 @@ def test_arguments_that_do_not_go_together_are_one_line(arguments, message):
 def test_vectors_of_another_model():
     with pytest.raises(DimensionMismatch, match="embed both with one model"):
         check(ITEMS, recipe=QueryBank(BANK[:, :-1]))
+
+
+def texts(count, seed):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((3, 8)).astype(np.float32) for _ in range(count)]
+
+
+def test_items_of_several_vectors_have_a_verdict_and_faults_and_no_page():
+    documents = texts(300, 1)
+    documents[7][:] = 0
+    result = check(MultiVectors.of(documents), recipe=MultiVectors.of(texts(100, 2)), metric="IP")
+    assert result.verdict == "leave it alone"
+    assert [fault.text for fault in result.faults] == ["1 of 300 rows has a zero vector"]
+
+    among = MultiVectors.of([*texts(90, 2), *documents[8:18]])
+    faults = check(MultiVectors.of(documents), recipe=among, metric="IP").faults
+    assert "items as queries" in {fault.name for fault in faults}
+    with pytest.raises(InvalidInput, match="rows have several vectors each: check without a page"):
+        result.diagnosed()

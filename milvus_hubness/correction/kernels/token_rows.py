@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.kernels.maxsim import MEMORY_BYTES, maxsim_tiles
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi
 from milvus_hubness.correction.kernels.policy import POLICY
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 
@@ -308,7 +308,8 @@ def longest(rows: Any) -> npt.NDArray[np.float64]:
 
 def pooled(rows: Any) -> npt.NDArray[np.float32]:
     """Return vectors as they are, and rows of tokens as the means of their tokens, (n, d)."""
-    return rows.taken().means() if is_token_rows(rows) else rows
+    taken = rows.taken() if is_token_rows(rows) else rows
+    return taken.means() if is_multi(taken) else np.asarray(taken)
 
 
 def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
