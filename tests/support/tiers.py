@@ -140,6 +140,16 @@ TAKES_LONG = (
     "test_a_reader_takes_no_endless_rows_of_a_stranger[lite", "test_former_copies_do_not_pile_up[lite-2-migrated",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-two banks-existing",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-one bank-new",
+    *(f"test_moving_names.py::test_{what}" for what in (
+        "so_does_one_whose_dual_writes", "a_rollback_that_was_killed_after_its_move", "half_a_rollback",
+        "clean_finds_a_copy_that_was_rolled_back", "clean_finds_what_is_to_go", "a_former_copy_that_is_dropped",
+        "what_a_plain_client_writes_before_the_repetition_is_kept[back, with",
+        "what_a_plain_client_writes_before_the_repetition_is_kept[forth",
+        "a_source_that_changes_while_it_is_copied_is_copied_anew[an index",
+        "an_alias_that_was_dropped_since_a_switch",
+        "an_alias_that_is_moved_away_during_a_killed_switch_blocks_nothing[after",
+    )),
+    "test_overlaps_beside.py::test_gates_of_two_profiles", "test_overlaps_beside.py::test_so_is_the_bank_of_a_refresh",
 )  # fmt: skip
 """Beginnings of the names of what `make test` leaves to `make test-long` for what it costs: further cases of functions,
 and tests that are long as a whole. What these show, others show in part: the memory of kernels, the LangChain store in
