@@ -338,15 +338,16 @@ class Layout:
         self, stored: Floats, locality_hints: npt.ArrayLike | None, *, are_new: bool = True
     ) -> Floats:
         """Set the hint columns of stored vectors, in place. are_new: whether their biases are."""
+        columns = stored[:, self.slot_columns]
         # Products with the scale can overflow, though the biases themselves are finite.
-        if not np.isfinite(stored[:, self.slot_columns]).all():
+        if not np.isfinite(columns).all():
             raise InvalidInput(
                 "biases must be finite numbers of float32, in units of the layout's scale"
             )
 
         if self.graph_hint is not None and are_new:
-            mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
-            stored[:, -1] = self.graph_hint.numbers(stored[:, : self.dim], mean)
+            vectors = stored[:, : self.dim]
+            stored[:, -1] = self.graph_hint.numbers(vectors, self.slots, columns)
         if locality_hints is not None:
             hints = matrix(locality_hints, self.locality_hint_count, "locality hint columns")
             stored[:, self.locality_hint_columns] = hints

@@ -370,9 +370,11 @@ class GraphHint(Part):
                 f"a length_pull, with an anchor, is for IP, not for {metric}: leave it out"
             )
 
-    def numbers(self, stored: Floats, biases: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the numbers of stored vectors (n, d) with these means of their slots, (n,)."""
-        hints = self.anchor - self.pull * biases
+    def numbers(self, stored: Floats, slots: BiasSlots, columns: Floats) -> npt.NDArray[np.float64]:
+        """Return the numbers of stored vectors (n, d) with these columns of biases, (n,)."""
+        biases = slots.read(columns, slice(None))
+        mean_biases: npt.NDArray[np.float64] = biases.mean(axis=1, dtype=np.float64)
+        hints = self.anchor - self.pull * mean_biases
         if not self.length_pull:
             return hints
         # The bound is for rows much longer than those that the constants were measured on: without
