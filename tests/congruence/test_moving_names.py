@@ -13,11 +13,13 @@ from milvus_hubness import (
     StoreError,
     WrongPhase,
     clean,
+    cutover,
     migrate,
     plan_correction,
     refresh,
     resume,
     rollback,
+    status,
 )
 from milvus_hubness.errors import ResumeRefused
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -118,6 +120,63 @@ def test_a_switch_that_is_carried_on_after_other_moves_compares_again(migrated):
     write(live, 9002)
     refresh(live.store, live.alias)
     assert_nothing_lost(live)
+
+
+@pytest.mark.parametrize("again", [resume, cutover])
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_source_that_was_about_to_get_another_name_is_found_by_the_one_it_has(lite, again, kills):
+    name = lite.name("own")
+    items = vectors(np.random.default_rng(8), ITEMS, DIM)
+    plain = lite.client()
+    plain_collection(plain, name, items, "COSINE")
+    store = lite.store()
+    bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
+    recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
+
+    class Killed(MilvusStore):
+        def rename(self, collection, renamed):
+            raise StoreError("killed")
+
+    with pytest.raises(StoreError, match="killed"):
+        migrate(Killed(plain), plan_correction(store, name, recipe, Copy(rename=True)))
+    if kills == 2:
+        with pytest.raises(StoreError, match="killed"):
+            again(Killed(plain), name, rename=True)
+    assert not status(store, name).corrected
+    plain.upsert(name, [{"id": 9001, "vector": items[0], "group": 1}])
+
+    again(store, name, rename=True)
+    found = lite.hubness_client().query(name, "id >= 0", ["id"], consistency_level="Strong")
+    assert {row["id"] for row in found} == {*range(ITEMS), 9001}
+    assert status(store, name).corrected
+
+
+@pytest.mark.parametrize("method", ["point_alias", "drop_alias", "rename"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_source_that_was_about_to_get_its_own_name_back_has_it_after_a_repetition(
+    lite, method, after
+):
+    name = lite.name("own")
+    items = vectors(np.random.default_rng(8), ITEMS, DIM)
+    plain = lite.client()
+    plain_collection(plain, name, items, "COSINE")
+    store = lite.store()
+    bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
+    recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
+    migrate(store, plan_correction(store, name, recipe, Copy(rename=True)))
+
+    def stop(self, *arguments):
+        if after:
+            getattr(MilvusStore, method)(self, *arguments)
+        raise StoreError("killed")
+
+    with pytest.raises(StoreError, match="killed"):
+        rollback(type("Killed", (MilvusStore,), {method: stop})(plain), name)
+    target = next(m.target for m in Ledger(store).migrations() if m.source == name)
+    rollback(store, target)
+    assert store.alias_target(name) is None
+    assert not status(store, name).corrected
+    assert len(plain.query(name, "id >= 0", ["id"], consistency_level="Strong")) == ITEMS
 
 
 def test_so_does_one_whose_dual_writes_another_migration_has_ended(lite):

@@ -284,9 +284,10 @@ class Migrator:
             self.roll_back()
             return self.migration
 
+        named = self._named_by_switch()
         if self._step_back():
             # The names that this run is to move are those that the killed one was to move.
-            alias, rename = self._named_by_switch()
+            alias, rename = named
             migration = self.migration
 
         moves_name = migration.is_refresh or alias is not None or rename
@@ -360,7 +361,8 @@ class Migrator:
         """
         if self.migration.phase != "switching" or self._has_moved():
             return False
-        self._write(phase="verified")
+        # Without its switch, by which the source would be called by the name that it has not got yet.
+        self._write(phase="verified", switch=None)
         return True
 
     def _named_by_switch(self) -> tuple[str | None, bool]:
