@@ -146,7 +146,7 @@ def certificates(
     """Return the files for TLS: these, or those that the environment names. Raises InvalidParameter."""
     from milvus_hubness.basics.files.certificates import Certificates
 
-    given = {"ca": ca, "cert": cert, "key": key}
+    given = {"ca": ca or None, "cert": cert or None, "key": key or None}
     variables = {"ca": CA_VARIABLE, "cert": CERT_VARIABLE, "key": KEY_VARIABLE}
     for name, variable in variables.items():
         path = os.environ.get(variable)
@@ -157,7 +157,7 @@ def certificates(
                 f"${variable} names {path!r}, which is not there: correct it, or unset it"
             )
         given[name] = path
-    return Certificates(**{name: path or None for name, path in given.items()})
+    return Certificates(**given)
 
 
 def open_store(

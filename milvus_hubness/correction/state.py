@@ -278,7 +278,8 @@ def _read_layout(value: Any) -> Any:
     if not isinstance(value, dict) or value.keys() != _OfTokens.model_fields.keys():
         return value
     layout = _OfTokens.model_validate(value).of_tokens
-    return MultiVectorLayout(*(getattr(layout, part.name) for part in fields(layout)))
+    arguments = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    return MultiVectorLayout(**arguments)
 
 
 def _written_layout(layout: Layout) -> dict[str, Any]:

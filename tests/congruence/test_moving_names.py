@@ -122,61 +122,66 @@ def test_a_switch_that_is_carried_on_after_other_moves_compares_again(migrated):
     assert_nothing_lost(live)
 
 
-@pytest.mark.parametrize("again", [resume, cutover])
-@pytest.mark.parametrize("kills", [1, 2])
-def test_a_source_that_was_about_to_get_another_name_is_found_by_the_one_it_has(lite, again, kills):
-    name = lite.name("own")
-    items = vectors(np.random.default_rng(8), ITEMS, DIM)
-    plain = lite.client()
-    plain_collection(plain, name, items, "COSINE")
-    store = lite.store()
-    bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
-    recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
+class Own:
+    """A plain collection that is called by its own name, and the plan to move that name."""
 
-    class Killed(MilvusStore):
-        def rename(self, collection, renamed):
+    def __init__(self, lite):
+        self.name = lite.name("own")
+        self.items = vectors(np.random.default_rng(8), ITEMS, DIM)
+        self.plain, self.store = lite.client(), lite.store()
+        plain_collection(self.plain, self.name, self.items, "COSINE")
+        bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
+        recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
+        self.plan = plan_correction(self.store, self.name, recipe, Copy(rename=True))
+
+    def killed_in(self, method, job, *, after=False):
+        """Run a job that is killed before, or after, its first call of a method of the store."""
+
+        def stop(store, *arguments):
+            if after:
+                getattr(MilvusStore, method)(store, *arguments)
             raise StoreError("killed")
 
-    with pytest.raises(StoreError, match="killed"):
-        migrate(Killed(plain), plan_correction(store, name, recipe, Copy(rename=True)))
-    if kills == 2:
         with pytest.raises(StoreError, match="killed"):
-            again(Killed(plain), name, rename=True)
-    assert not status(store, name).corrected
-    plain.upsert(name, [{"id": 9001, "vector": items[0], "group": 1}])
+            job(type("Killed", (MilvusStore,), {method: stop})(self.plain))
 
-    again(store, name, rename=True)
-    found = lite.hubness_client().query(name, "id >= 0", ["id"], consistency_level="Strong")
-    assert {row["id"] for row in found} == {*range(ITEMS), 9001}
-    assert status(store, name).corrected
+    def keys(self, client):
+        found = client.query(self.name, "id >= 0", ["id"], consistency_level="Strong")
+        return {row["id"] for row in found}
+
+
+@pytest.fixture
+def own(lite):
+    return Own(lite)
+
+
+@pytest.mark.parametrize("again", [resume, cutover])
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_source_that_was_about_to_get_another_name_is_found_by_the_one_it_has(
+    lite, own, again, kills
+):
+    own.killed_in("rename", lambda store: migrate(store, own.plan))
+    if kills == 2:
+        own.killed_in("rename", lambda store: again(store, own.name, rename=True))
+    assert not status(own.store, own.name).corrected
+    own.plain.upsert(own.name, [{"id": 9001, "vector": own.items[0], "group": 1}])
+
+    again(own.store, own.name, rename=True)
+    assert own.keys(lite.hubness_client()) == {*range(ITEMS), 9001}
+    assert status(own.store, own.name).corrected
 
 
 @pytest.mark.parametrize("method", ["point_alias", "drop_alias", "rename"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_source_that_was_about_to_get_its_own_name_back_has_it_after_a_repetition(
-    lite, method, after
+    own, method, after
 ):
-    name = lite.name("own")
-    items = vectors(np.random.default_rng(8), ITEMS, DIM)
-    plain = lite.client()
-    plain_collection(plain, name, items, "COSINE")
-    store = lite.store()
-    bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
-    recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
-    migrate(store, plan_correction(store, name, recipe, Copy(rename=True)))
-
-    def stop(self, *arguments):
-        if after:
-            getattr(MilvusStore, method)(self, *arguments)
-        raise StoreError("killed")
-
-    with pytest.raises(StoreError, match="killed"):
-        rollback(type("Killed", (MilvusStore,), {method: stop})(plain), name)
-    target = next(m.target for m in Ledger(store).migrations() if m.source == name)
-    rollback(store, target)
-    assert store.alias_target(name) is None
-    assert not status(store, name).corrected
-    assert len(plain.query(name, "id >= 0", ["id"], consistency_level="Strong")) == ITEMS
+    target = migrate(own.store, own.plan).target
+    own.killed_in(method, lambda store: rollback(store, own.name), after=after)
+    rollback(own.store, target)
+    assert own.store.alias_target(own.name) is None
+    assert not status(own.store, own.name).corrected
+    assert own.keys(own.plain) == {*range(ITEMS)}
 
 
 def test_so_does_one_whose_dual_writes_another_migration_has_ended(lite):

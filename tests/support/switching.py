@@ -1,11 +1,23 @@
 """Two corrected copies of one width and unlike meaning, between which a name moves again and again, and what a client
 may answer meanwhile."""
 
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
 
-from milvus_hubness import NNN, Copy, QueryBank, Recipe, migrate, plan_correction, resume, rollback
+from milvus_hubness import (
+    NNN,
+    Copy,
+    NotCaughtUp,
+    QueryBank,
+    Recipe,
+    migrate,
+    plan_correction,
+    resume,
+    rollback,
+)
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
@@ -154,3 +166,124 @@ def answered_by(expected, found):
             for hits, scores in zip(found, wanted, strict=True)
         )
     }
+
+
+PAUSE = 0.1
+"""Seconds between the calls of a thread: the machine is to switch, not only to search."""
+KEYS = 40
+"""Of one writer; nobody else writes them."""
+
+
+class Threaded(threading.Thread):
+    """Repeats `once` until it is told to end, and keeps what was wrong."""
+
+    def __init__(self, world, client):
+        super().__init__(daemon=True)
+        self.world, self.client = world, client
+        self.wrong, self.ended = [], threading.Event()
+
+    def run(self):
+        while not self.ended.is_set() and not self.wrong:
+            try:
+                self.once()
+            except Exception as error:
+                self.wrong.append(error)
+            time.sleep(PAUSE)
+
+
+class Searcher(Threaded):
+    """Searches the rows that nobody writes, and counts whose oracle each answer equals."""
+
+    def __init__(self, world, client, expected):
+        super().__init__(world, client)
+        self.expected = expected
+        self.counts = dict.fromkeys(expected, 0)
+
+    def once(self):
+        found = self.client.search(
+            self.world.alias,
+            list(self.world.queries),
+            filter=FIXED,
+            limit=ITEMS,
+            consistency_level="Strong",
+        )
+        answering = answered_by(self.expected, found)
+        if len(answering) != 1:
+            self.wrong.append(f"an answer of {sorted(answering) or 'neither'}: {found}")
+            return
+
+        self.counts[answering.pop()] += 1
+
+
+class Writer(Threaded):
+    """Writes rows of its own, and reads each back, also by another client."""
+
+    def __init__(self, world, client, reader, number):
+        super().__init__(world, client)
+        self.reader = reader
+        self.rng = np.random.default_rng(number)
+        self.keys = range(10_000 + number * KEYS, 10_000 + (number + 1) * KEYS)
+        self.rows, self.count = {}, 0
+
+    def once(self):
+        key = int(self.rng.choice(self.keys))
+        kind = self.rng.integers(5)
+        if kind < 3:
+            vector = vectors(self.rng, 1, DIM)[0]
+            method = "upsert" if key in self.rows or kind else "insert"
+            row = {"id": key, "vector": vector, "group": 7}
+            getattr(self.client, method)(self.world.alias, [row])
+            self.rows[key] = vector
+        else:
+            which = {"ids": [key]} if kind == 3 else {"filter": f"id == {key}"}
+            self.client.delete(self.world.alias, **which)
+            self.rows.pop(key, None)
+        self.count += 1
+
+        for client in (self.client, self.reader):
+            found = client.query(
+                self.world.alias, f"id == {key}", ["vector"], consistency_level="Strong"
+            )
+            wanted = [self.rows[key]] if key in self.rows else []
+            got = [row["vector"] for row in found]
+            if len(got) != len(wanted) or not np.allclose(got, wanted, rtol=1e-5):
+                self.wrong.append(f"row {key} after write {self.count}: {got} for {wanted}")
+
+
+def assert_switches_under(world, searchers, writers, switches):
+    """Let the alias move so often under these threads: each answer is right, and both copies have answered."""
+    threads = [*searchers, *writers]
+    for thread in threads:
+        thread.start()
+
+    done, late = 0, 0
+    try:
+        while done < switches and not any(thread.wrong for thread in threads):
+            try:
+                leads_to = world.store.alias_target(world.alias)
+                world.forth() if leads_to == world.first else world.back()
+                done += 1
+            except NotCaughtUp:
+                # Held clients write longer after an announcement than `client_ttl` allows.
+                late += 1
+    finally:
+        for thread in threads:
+            thread.ended.set()
+        for thread in threads:
+            thread.join(60)
+
+    assert [thread.wrong for thread in threads if thread.wrong] == []
+    assert done == switches
+    assert late < switches / 10
+    for searcher in searchers:
+        assert min(searcher.counts.values()) > switches / 20, searcher.counts
+
+
+def assert_read_by(client, world, writers):
+    """The rows of all writers are there, as they wrote them last, and no others of theirs."""
+    wanted = {key: row for writer in writers for key, row in writer.rows.items()}
+    found = client.query(world.alias, "group == 7", ["vector"], consistency_level="Strong")
+    got = {row["id"]: row["vector"] for row in found}
+    assert sorted(got) == sorted(wanted)
+    for key, vector in wanted.items():
+        np.testing.assert_allclose(got[key], vector, rtol=1e-5)

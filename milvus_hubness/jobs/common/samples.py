@@ -78,9 +78,9 @@ def sampled_bank(store: Store, collection: str, field: str | None = None) -> Que
 
 def is_in_database(named: object, *, as_bank: bool = True) -> bool:
     """Whether a text names vectors of the database, and no file. as_bank: whether samples count."""
-    return isinstance(named, str) and (
-        named.startswith(COLLECTION_PREFIX) or (as_bank and named == SAMPLES)
-    )
+    if not isinstance(named, str):
+        return False
+    return named.startswith(COLLECTION_PREFIX) or (as_bank and named == SAMPLES)
 
 
 def read_from_database(
@@ -91,19 +91,16 @@ def read_from_database(
     values: arguments or fields by name, of which VECTORS are looked at. collection, field: whose samples
     are meant. Raises as `sampled_bank` and `read_bank` do.
     """
-    named = {
-        name: value
-        for name, value in values.items()
-        if name in VECTORS
-        and isinstance(value, str)
-        and is_in_database(value, as_bank=name == "bank")
-    }
-    return {
-        name: sampled_bank(store, collection, field)
-        if value == SAMPLES
-        else read_bank(store, value)
-        for name, value in named.items()
-    }
+    found = {}
+    for name in VECTORS:
+        value = values.get(name)
+        if not isinstance(value, str) or not is_in_database(value, as_bank=name == "bank"):
+            continue
+        is_sampled = value == SAMPLES
+        found[name] = (
+            sampled_bank(store, collection, field) if is_sampled else read_bank(store, value)
+        )
+    return found
 
 
 def distinct_samples(store: Store, info: CollectionInfo, field: str) -> QueryBank | None:

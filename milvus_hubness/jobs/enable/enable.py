@@ -92,10 +92,11 @@ def enable(
 
     After a failure or an interruption, this drops what the run created, except for the names
     of payload keys. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by
-    default. Raises InvalidParameter for a plan of `migrate`,
-    CorrectionNotRecommended if the plan demands a verdict for the bank and has one
-    against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
-    made, VerificationFailed and the exceptions of the store.
+    default.
+
+    Raises InvalidParameter for a plan of `migrate`, CorrectionNotRecommended if the plan demands a
+    verdict for the bank and has one against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction
+    since the plan was made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
     plan.expect_body(PlannedBeside)

@@ -98,12 +98,12 @@ def migrate(
     After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
     changes: fields of `MigrationOptions`, in place of those of `options`.
-    Raises InvalidParameter for a plan of `enable`,
-    CorrectionNotRecommended if the plan demands a verdict for the bank and has one against
-    it, ResumeRefused if the plan or the source's schema differs from that
-    of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
-    CannotMigrate, InvalidParameter, StoreError before anything is written if the user lacks a right
-    that every copy takes, and the exceptions of the store.
+
+    Raises InvalidParameter, also for a plan of `enable`, CorrectionNotRecommended if the plan demands a
+    verdict for the bank and has one against it, ResumeRefused if the plan or the source's schema differs
+    from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate,
+    StoreError before anything is written if the user lacks a right that every copy takes, and the
+    exceptions of the store.
     """
     expect_store(store)
     plan.expect_body(PlannedCopy)
