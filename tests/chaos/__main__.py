@@ -222,8 +222,12 @@ def _run_kills(chosen: argparse.Namespace) -> bool:
 
 
 def _moves(backend: str) -> list[bool]:
-    """Whether the application keeps its own name, of all that the backend can do."""
-    return [False, True] if BACKENDS[backend].renames else [False]
+    """Whether the application keeps its own name, of all that the backend can do beside writers."""
+    there = BACKENDS[backend]
+    # Milvus Lite opens a collection anew after a rename, once for each of two requests that come at
+    # once, and loses what one of them writes: its page has writers stop before.
+    keeps_writes = there.renames and not there.is_embedded
+    return [False, True] if keeps_writes else [False]
 
 
 if __name__ == "__main__":
