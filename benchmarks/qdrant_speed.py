@@ -14,7 +14,7 @@ medians.
     batch     64 searches in one request, of the same collections
     search    one search
     start     CPU time and peak memory of commands, beside `from qdrant_client import QdrantClient`
-    judge     CPU time of the process `milvus-hubness migrate plan` with a verdict on the bank and
+    judge     CPU time of the process `milvus-hubness migrate run --plan` with a verdict on the bank and
               without one, 5,000 points of 256 dimensions and 4,000 queries, in one thread and in as
               many as there are cores: threads that wait for each other count too
 
@@ -341,8 +341,9 @@ def starts(url: str, rounds: int) -> list[dict[str, Any]]:
             ),
             "milvus-hubness --help": (*COMMAND, "--help"),
             "milvus-hubness status": (*COMMAND, "status", COPY, "--uri", address),
-            "milvus-hubness migrate plan": (
-                *COMMAND, "migrate", "plan", SOURCE, "--target", "speed_planned", "--bank", bank, "--uri", address,
+            "milvus-hubness migrate run --plan": (
+                *COMMAND, "migrate", "run", "--plan", SOURCE, "--target", "speed_planned", "--bank", bank,
+                "--uri", address,
             ),
         }  # fmt: skip
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in processes}
@@ -453,7 +454,7 @@ def shown(results: dict[str, Any]) -> str:
             for line in results["judge"]
         ]
         about = (
-            f"`milvus-hubness migrate plan` of {JUDGED_ROWS:,} × {JUDGED_DIM}, a bank of "
+            f"`milvus-hubness migrate run --plan` of {JUDGED_ROWS:,} × {JUDGED_DIM}, a bank of "
             f"{JUDGED_QUERIES:,}; threads that wait for each other count too:"
         )
         texts.append(f"{about}\n\n{table(head, rows)}")

@@ -1,4 +1,4 @@
-"""What the recall gate of `migrate plan` says, and whether a Milvus server finds what it says.
+"""What the recall gate of `migrate run --plan` says, and whether a Milvus server finds what it says.
 
     OMP_NUM_THREADS=2 python -m benchmarks.recall_gate
 

@@ -129,7 +129,7 @@ SERVE = (
         ("tune products --bank b.npy", "http://localhost:19530", CHECK, "check"),
         ("check --items i.npy --queries b.npy", "http://localhost:19530", CHECK, "check"),
         ("check products --bank b.npy", "shop.db", CHECK, "check,lite"),
-        ("migrate plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
+        ("migrate run --plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
         ("demo", "http://localhost:19530", JOBS, "jobs,lite"),
         ("quari train --pairs p.npz --out x", "http://localhost:19530", JOBS, "jobs"),
     ],

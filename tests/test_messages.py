@@ -128,29 +128,29 @@ COMMANDS = {
     "hubs songs_hubness --csv --json": "Invalid value: give --csv or --json, not both",
     "enable songs__bank --bank bank.npy": "'songs__bank' is a query bank: name the collection of the items",
     "enable products --bank bank.npy --max-miss-rate 2": "max_miss_rate must be between 0 and 1, not 2.0",
-    "migrate plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",
-    "migrate plan photos --bank bank.npy": (
+    "migrate run --plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",
+    "migrate run --plan photos --bank bank.npy": (
         "'photos' has several vector fields: choose one with --field: image, text"
     ),
-    "migrate plan products --bank narrow.npy": (
+    "migrate run --plan products --bank narrow.npy": (
         "the field has dimension 8; the bank from narrow.npy has 7: embed both with one model"
     ),
-    "migrate plan products --bank nan.npy": (
+    "migrate run --plan products --bank nan.npy": (
         "the bank from nan.npy has NaN, infinity or a number beyond float32: remove row 0, 1, 2, 3, 4 and 3 more"
     ),
-    "migrate plan products --bank empty.npy": "the bank from empty.npy has no query; at least 1 is needed",
-    "migrate plan products --bank two.npz": (
+    "migrate run --plan products --bank empty.npy": "the bank from empty.npy has no query; at least 1 is needed",
+    "migrate run --plan products --bank two.npz": (
         "two.npz has several arrays: choose one of 'past', 'new' with --bank-column, or name it 'query'"
     ),
-    "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
-    "migrate plan products --bank bank.npy --param k=41": (
+    "migrate run --plan products --bank missing.npy": "missing.npy: no such file; check the path",
+    "migrate run --plan products --bank bank.npy --param k=41": (
         "the bank from bank.npy has 40 queries; at least 41 are needed"
     ),
-    "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0.0",
-    "migrate plan products --bank bank.npy --method blend --param k=8": (
+    "migrate run --plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0.0",
+    "migrate run --plan products --bank bank.npy --method blend --param k=8": (
         "Blend has no parameter 'k': use one of estimators, weights, strength, agreement"
     ),
-    "migrate plan products --bank bank.npy --method dualis": (
+    "migrate run --plan products --bank bank.npy --method dualis": (
         "DualInvertedSoftmax needs reference items: pass target_bank= (--target-bank)"
     ),
     "migrate rollback products": ("no migration of 'products' in this database"),
@@ -232,7 +232,7 @@ def test_each_fault_of_a_configuration_has_a_line(command):
         [
             "hubness.toml: server.token: secrets are not allowed here: name a token_file, or set "
             "$MILVUS_HUBNESS_TOKEN",
-            "hubness.toml: server.port: unknown key; allowed keys: uri, db, token_file, ca, cert, key",
+            "hubness.toml: server.port: unknown key; allowed keys: uri, token_file, ca, cert, key",
             "hubness.toml: collection[0].bank_column: needs a bank: add the key bank, or remove this one",
             'hubness.toml: collection[0].fill: \'soon\' is neither an interval, such as "60s", "5m", '
             '"2h" or "1d", nor the five fields of cron, such as "30 4 * * *": minute, hour, day of the '

@@ -25,8 +25,8 @@ Database: TypeAlias = "Store | MilvusClient | str | os.PathLike[str]"
 
 STORES = "milvus_hubness.stores"
 """The group of entry points by which a package offers a database: `NAME = "MODULE:FUNCTION"`. The
-function takes an address without `NAME+`, a token and the name of a database, both empty if there
-is none, and an ssl.SSLContext for TLS, None for the usual one, and returns the Store.
+function takes an address without `NAME+`, a token, empty if there is none, and an ssl.SSLContext
+for TLS, None for the usual one, and returns the Store.
 """
 
 PACKAGES = {"qdrant": ("qdrant-hubness", "integrations/qdrant")}
@@ -35,8 +35,8 @@ PACKAGES = {"qdrant": ("qdrant-hubness", "integrations/qdrant")}
 _OF_A_PACKAGE = re.compile(r"(?P<name>[a-z][a-z0-9]*)\+(?P<address>(?P<scheme>[a-z]+)://.*)")
 """An address of a database that a package offers, such as qdrant+http://localhost:6333."""
 
-Opener: TypeAlias = "Callable[[str, str, Certificates], Store]"
-"""Opens the store of an address with a token, the name of a database, and certificates."""
+Opener: TypeAlias = "Callable[[str, Certificates], Store]"
+"""Opens the store of an address with a token and certificates."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,21 +89,21 @@ def store_of(database: Database) -> Iterator[Store]:
 def open_store(
     address: str,
     token: str = "",
-    database: str = "",
     certificates: Certificates = NO_CERTIFICATES,
 ) -> Store:
     """Return the store of an address.
 
-    address: of a Milvus server, the path of a Milvus Lite .db file, or NAME+ADDRESS of a database
-    that another package offers, such as qdrant+http://localhost:6333 or qdrant+file://FOLDER.
-    token, database: empty for none. certificates: for TLS with an authority of your own, or with a
+    address: of a Milvus server, with /DATABASE at its end for another than the default one, the path
+    of a Milvus Lite .db file, or NAME+ADDRESS of a database that another package offers, such as
+    qdrant+http://localhost:6333 or qdrant+file://FOLDER.
+    token: empty for none. certificates: for TLS with an authority of your own, or with a
     certificate of the client.
 
     Raises InvalidParameter for an invalid address, for one whose package is not installed, and for
     certificates of an address without TLS,
     ServerUnavailable, and MissingExtra without Milvus Lite.
     """
-    return opener_of(address)(token, database, certificates)
+    return opener_of(address)(token, certificates)
 
 
 def opener_of(address: str) -> Opener:
@@ -119,8 +119,8 @@ def opener_of(address: str) -> Opener:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
     from milvus_hubness.milvus.store.server import connect, tls_options
 
-    return lambda token, database, certificates: MilvusStore(
-        connect(address, token, database, **tls_options(address, certificates))
+    return lambda token, certificates: MilvusStore(
+        connect(address, token, **tls_options(address, certificates))
     )
 
 
@@ -133,11 +133,11 @@ def _opener_in(name: str, scheme: str, address: str) -> Opener:
             remedy = install_line_of(*PACKAGES[name])
         raise InvalidParameter(f"no store for '{name}+{scheme}': {remedy}")
 
-    function: Callable[[str, str, str, ssl.SSLContext | None], Store] = entry.load()
+    function: Callable[[str, str, ssl.SSLContext | None], Store] = entry.load()
 
-    def open_by(token: str, database: str, certificates: Certificates) -> Store:
+    def open_by(token: str, certificates: Certificates) -> Store:
         certificates.expect_https(address)
         context = certificates.context() if certificates else None
-        return function(address, token, database, context)
+        return function(address, token, context)
 
     return open_by

@@ -37,17 +37,23 @@ def sample(
     collection: Collection,
     connection: options.Connection,
     settings: Settings,
+    off: Annotated[bool, "Turn it off, and drop the samples."] = False,
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Turn the sampling of live queries on in clients and proxies, or change its settings.
+    """Turn the sampling of live queries on in clients and proxies, change its settings, or turn it off.
 
     The newest samples are kept, and --bank samples takes them as the bank. They hold vectors and
     times, no texts, filters or users.
 
     Example: milvus-hubness bank sample products --rate 0.01
     """
-    _start(collection, connection, field, settings, as_json=as_json)
+    if not off:
+        _start(collection, connection, field, settings, as_json=as_json)
+    elif settings.given:
+        raise typer.BadParameter("--off takes neither --rate nor --size: leave them out")
+    else:
+        _stop(collection, connection, field, as_json=as_json)
 
 
 def status(
@@ -64,24 +70,6 @@ def status(
     statuses = list_samplings(connection.open(), collection)
     result = {"samplings": [each.to_dict() for each in statuses]}
     console.show_result(as_json, result, lambda: _show(collection, statuses))
-
-
-def off(
-    collection: Collection,
-    connection: options.Connection,
-    field: options.Field = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Turn the sampling of a collection off and drop the samples.
-
-    Example: milvus-hubness bank off products
-    """
-    from milvus_hubness.jobs.refresh.sampling import stop_sampling
-
-    stopped = stop_sampling(connection.open(), collection, field=field)
-    result: dict[str, Any] = {"stopped": stopped.model_dump() if stopped else None}
-    text = "Turned off." if stopped else f"{collection!r} is not sampled."
-    console.show_result(as_json, result, lambda: console.say(text))
 
 
 def export(
@@ -109,7 +97,6 @@ app = command_line(
     "\n\nExample: milvus-hubness bank sample products --rate 0.01",
     sample,
     status,
-    off,
     export,
 )
 
@@ -127,6 +114,17 @@ def _start(
     status = start_sampling(connection.open(), collection, field=field, **settings.given)
     result = {"samplings": [status.to_dict()]}
     console.show_result(as_json, result, lambda: _show(collection, [status]))
+
+
+def _stop(
+    collection: str, connection: options.Connection, field: str | None, *, as_json: bool
+) -> None:
+    from milvus_hubness.jobs.refresh.sampling import stop_sampling
+
+    stopped = stop_sampling(connection.open(), collection, field=field)
+    result: dict[str, Any] = {"stopped": stopped.model_dump() if stopped else None}
+    text = "Turned off." if stopped else f"{collection!r} is not sampled."
+    console.show_result(as_json, result, lambda: console.say(text))
 
 
 def _show(collection: str, statuses: list[SamplingStatus]) -> None:

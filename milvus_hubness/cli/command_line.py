@@ -39,7 +39,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "db", "token_file", "application_token_file",
+        "uri", "token_file", "application_token_file",
         "field", "filter", "vector", "pairs",
         "pairs_queries", "key_column", "ignore_identical", "queries",
         "row", "query", "query_number", "items", "metric", "query_text", "collection",
@@ -68,7 +68,7 @@ PANELS = {
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
-        "init", "plan", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
+        "init", "plan", "rehearse", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
         "purpose", "role", "newer", "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
     ),
@@ -82,7 +82,7 @@ PANELS = {
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
 RARE = {
-    "db", "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
+    "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
     "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
     "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",

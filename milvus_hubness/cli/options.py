@@ -37,17 +37,16 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.store.protocols import Store
 
-DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 APPLICATION_TOKEN_VARIABLE = "MILVUS_HUBNESS_APPLICATION_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
 Uri = Annotated[
     str,
-    "Milvus server, path of a Milvus Lite .db file, or an address such as qdrant+http://HOST:PORT.",
+    "Milvus server, with /DATABASE at its end for another than the default one; path of a Milvus Lite "
+    ".db file; or an address such as qdrant+http://HOST:PORT.",
     {"envvar": [*URI_VARIABLES]},
 ]
-Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
 TokenFile = Annotated[
     Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"
 ]
@@ -105,7 +104,6 @@ class Connection:
     """The options that select the database."""
 
     uri: Uri = DEFAULT_URI
-    db: Database = ""
     token_file: TokenFile = None
 
     def open(self) -> Store:
@@ -120,11 +118,11 @@ class Connection:
         token = read_token(token_file, APPLICATION_TOKEN_VARIABLE)
         if not token:
             return None
-        return open_by_token(self.uri, self.db, token, certificates())
+        return open_by_token(self.uri, token, certificates())
 
     @cached_property
     def _store(self) -> Store:
-        return open_store(self.uri, self.db, self.token_file, certificates())
+        return open_store(self.uri, self.token_file, certificates())
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments with which a MilvusClient connects, without the address.
@@ -135,7 +133,6 @@ class Connection:
 
         return {
             "token": read_token(self.token_file),
-            "db_name": self.db,
             **tls_options(self.uri, certificates()),
         }
 
@@ -160,14 +157,12 @@ def certificates(
     return Certificates(**given)
 
 
-def open_store(
-    uri: str, database: str, token_file: Path | None, certificates: Certificates
-) -> Store:
+def open_store(uri: str, token_file: Path | None, certificates: Certificates) -> Store:
     """Return the store of a database. Raises InvalidParameter, ServerUnavailable, UnreadableFile."""
-    return open_by_token(uri, database, read_token(token_file), certificates)
+    return open_by_token(uri, read_token(token_file), certificates)
 
 
-def open_by_token(uri: str, database: str, token: str, certificates: Certificates) -> Store:
+def open_by_token(uri: str, token: str, certificates: Certificates) -> Store:
     """Return the store of a database, as `open_store`."""
     from milvus_hubness.api import databases
 
@@ -179,7 +174,7 @@ def open_by_token(uri: str, database: str, token: str, certificates: Certificate
 
     # Errors of the server may quote the address: what is remembered is left out of all output.
     remember_secrets(*secrets_in(uri))
-    return open_by(token, database, certificates)
+    return open_by(token, certificates)
 
 
 def read_token(token_file: Path | None, variable: str = TOKEN_VARIABLE) -> str:

@@ -25,7 +25,6 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import (
-    DATABASE_VARIABLE,
     DEFAULT_URI,
     AsJson,
     certificates,
@@ -155,10 +154,9 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
     uri = table.uri or _uri_of_environment()
-    database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
     token_file = Path(table.token_file) if table.token_file else None
     certificates = _certificates(table)
-    return uri, lambda: open_store(uri, database, token_file, certificates)
+    return uri, lambda: open_store(uri, token_file, certificates)
 
 
 def _certificates(table: ServerTable | None = None) -> Certificates:
@@ -189,10 +187,7 @@ def _write_config(path: Path, names: list[str], as_json: bool) -> None:
         raise InvalidParameter(f"{path} exists: name another --config FILE, or remove it")
 
     uri = _uri_of_environment()
-    database = os.environ.get(DATABASE_VARIABLE, "")
-    text = first_config(
-        open_store(uri, database, None, _certificates()), names, uri, database, path
-    )
+    text = first_config(open_store(uri, None, _certificates()), names, uri, path)
     write_page(path, text)
 
     command = f"milvus-hubness serve --config {quote(str(path))}"

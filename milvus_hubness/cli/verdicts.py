@@ -105,7 +105,7 @@ def next_command(
     elif is_corrected:
         words += ["refresh", str(collection)]
     else:
-        words += ["migrate", "plan", collection or "COLLECTION"]
+        words += ["migrate", "run", collection or "COLLECTION"]
     if bank.bank:
         # What a check of files calls past queries is the bank of a collection.
         words += ["--queries" if is_against and collection is None else "--bank", bank.bank]
@@ -115,7 +115,7 @@ def next_command(
         words += ["--pairs", "PAIRS.npz"]
     elif not is_corrected:
         alias = NO_ALIAS if info is None else alias_to_move(info, str(collection))
-        words += ["--alias", alias]
+        words += ["--alias", alias, "--plan"]
     if field:
         words += ["--field", field]
     kinds = tuning["kinds"]

@@ -210,7 +210,6 @@ class ServerTable(_Table):
     """
 
     uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
-    db: str | None = None
     token_file: FilePath | None = None
     ca: FilePath | None = None
     """Authorities that sign the server's certificate, in PEM; None for those of the system."""

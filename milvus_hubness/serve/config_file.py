@@ -299,7 +299,7 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         info = store.info(table.name)
         state = info.state_of(table.field)
     except CollectionNotFound as error:
-        yield "name", f"{error} in this database: check the name and the db"
+        yield "name", f"{error} in this database: check the name and the uri"
         return
     except InvalidInput as error:
         yield "field", str(error)

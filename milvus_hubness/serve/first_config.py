@@ -26,28 +26,26 @@ BANK = """\
 """
 
 
-def first_config(store: Store, names: Sequence[str], uri: str, database: str, path: Path) -> str:
+def first_config(store: Store, names: Sequence[str], uri: str, path: Path) -> str:
     """Return the text of a configuration with a table for each bias profile of these collections.
 
-    uri, database: where they are. path: of the file, from whose folder paths are meant. Raises
+    uri: of their database. path: of the file, from whose folder paths are meant. Raises
     CollectionNotFound, StateError, and InvalidInput for a collection without a finished correction.
     """
     tables = [table for name in dict.fromkeys(names) for table in _tables(name, store.info(name))]
     parts = [
         HEAD.format(file=shlex.quote(_one_line(path.name))),
-        _server(uri, database, path),
+        _server(uri, path),
         _http(),
         *tables,
     ]
     return "\n".join(parts)
 
 
-def _server(uri: str, database: str, path: Path) -> str:
+def _server(uri: str, path: Path) -> str:
     if "://" not in uri:
         uri = _from_folder(uri, path)
     lines = ["[server]", f"uri = {_quoted(uri)}"]
-    if database:
-        lines.append(f"db = {_quoted(database)}")
     lines.append("# The token: in $MILVUS_HUBNESS_TOKEN, or in a file.")
     lines.append('# token_file = "token"')
     return "\n".join(lines) + "\n"

@@ -285,7 +285,7 @@ class _Attempt:
         planned = ("--bank", str(self._runner.bank), "--target", names.target, *method)
         switch = ("--rename",) if trial.rename else ("--alias", names.alias)
         if trial.kind == "plan":
-            return ("migrate", "plan", names.source, *planned, *switch, *common)
+            return ("migrate", "run", "--plan", names.source, *planned, *switch, *common)
         return ("migrate", "run", names.source, *planned, *switch, *writers, *common)
 
     @property

@@ -48,8 +48,10 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
         2,
         "rate should be less than or equal to 1, not 2.0",
     )
-    assert "Turned off" in run("bank", "off", "products_hubness").stdout
-    assert "is not sampled" in run("bank", "off", "products_hubness").stdout
+    both = run("bank", "sample", "--off", "products_hubness", "--rate", "0.5")
+    assert (both.returncode, "--off takes neither --rate nor --size" in both.stderr) == (2, True)
+    assert "Turned off" in run("bank", "sample", "--off", "products_hubness").stdout
+    assert "is not sampled" in run("bank", "sample", "--off", "products_hubness").stdout
     assert "products_hubness_r2__query_samples_vector" not in collections(files)
 
 
@@ -94,15 +96,17 @@ def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     assert begun.returncode == 0, begun.stderr
     assert "0 of at most 5,000" in begun.stdout
     assert_fails(
-        run("migrate", "plan", "products", "--bank", "samples"), 1, "no query of 'products' is sam"
+        run("migrate", "run", "--plan", "products", "--bank", "samples"),
+        1,
+        "no query of 'products' is sam",
     )
-    assert "pass --bank FILE" in run("migrate", "plan", "products").stderr
+    assert "pass --bank FILE" in run("migrate", "run", "--plan", "products").stderr
 
     put_queries(MilvusStore(connect("shop.db")), "products", np.load("bank.npy"))
     shown = run("bank", "status", "products").stdout
     assert "40 of at most 5,000" in shown
     assert "enough to judge on, few for a bank" in shown
-    assert "are sampled, pass --bank samples" in run("migrate", "plan", "products").stderr
+    assert "are sampled, pass --bank samples" in run("migrate", "run", "--plan", "products").stderr
     assert_fails(run("tune", "products"), 1, "are sampled, pass --bank samples")
 
     exported = run("bank", "export", "products", "sampled.npz")
@@ -111,7 +115,7 @@ def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     assert len(np.load(files / "sampled.npz")["queries"]) == 40
     assert_fails(run("bank", "export", "products", "sampled.txt"), 1, ".npy or .npz")
 
-    planned = run("migrate", "plan", "products", "--bank", "samples", "--json")
+    planned = run("migrate", "run", "--plan", "products", "--bank", "samples", "--json")
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["plan"]["bank"]["queries"] == 40
     assert run("tune", "products", "--bank", "samples").returncode == 0

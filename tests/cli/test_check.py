@@ -41,7 +41,7 @@ def test_two_files_give_a_verdict_and_a_page(shop, run):
     assert first == "items.npy: apply"
     assert second.startswith("Expect about +")
     assert (
-        "Next: milvus-hubness migrate plan COLLECTION --bank past.npy --alias ALIAS --uri URI"
+        "Next: milvus-hubness migrate run COLLECTION --bank past.npy --alias ALIAS --plan --uri URI"
         in (done.stdout)
     )
     assert "ALIAS is the name by which the application searches" in done.stdout
@@ -72,7 +72,7 @@ def test_a_collection_and_its_next_command(shop, run):
     done = run("check", "photo_search", "--bank", "past.npy", "--page", "photos.html")
     assert done.returncode == 0
     [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
-    words = "plan photo_search --bank past.npy --alias photo_search"
+    words = "run photo_search --bank past.npy --alias photo_search --plan"
     assert line == f"Next: milvus-hubness migrate {words}"
     planned = run(*line.split()[2:], "--json")
     assert planned.returncode == 0

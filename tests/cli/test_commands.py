@@ -88,7 +88,9 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
 )
 def test_banks_of_every_kind(run, files, bank, column):
     chosen = ["--bank-column", column] if column else []
-    done = run("migrate", "plan", "products", "--bank", bank, *chosen, "--param", "k=8", "--json")
+    done = run(
+        "migrate", "run", "--plan", "products", "--bank", bank, *chosen, "--param", "k=8", "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (
         60 if bank.startswith("coll") else 40
@@ -226,7 +228,7 @@ def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
     shares = [int(share) for share in re.findall(r" (\d+)% *$", told, re.MULTILINE)]
     assert sum(shares) == 100
     for options, gate in (([], 1), (["--gate", "0"], None)):
-        for command in (["migrate", "plan"], ["enable", "--plan"]):
+        for command in (["migrate", "run", "--plan"], ["enable", "--plan"]):
             done = run(*command, "half", "--bank", "half.npy", *options, "--json")
             plan = json.loads(done.stdout)
             assert plan.get("plan", plan)["gate"] == gate
@@ -247,7 +249,7 @@ def spoiled(files):
 
 
 QUERY_SCALE = ("--queries", "nobody-reads-this.npy")
-INDEX = ("migrate", "plan", "products", "--bank", "bank.npy", "--param", "k=8", "--index-type")
+INDEX = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8", "--index-type")
 README = ("Where do I get reference queries?",)
 NARROW = ("narrow.npy has 7", "dimension 8")
 DUALIS = ("enable", "products", "--bank", "bank.npy", "--method", "dualis")
@@ -265,12 +267,28 @@ FAILURES = [
     ([*RUN, "bank.npy", "--param", "alpha=-1"], 2, ["alpha must be above 0"]),
     ([*RUN, "zeros.npy"], 1, ["zeros.npy has only zero vectors"]),
     ([*RUN, "complex.npy"], 1, ["must hold real numbers, not complex128"]),
-    ([*INDEX, "HNSW", "--index-param", "M=abc"], 2, ["M of HNSW must be a whole number", "'abc'"]),
-    ([*INDEX, "HNSW", "--index-param", "M=1.5"], 2, ["M of HNSW must be a whole number", "1.5"]),
-    ([*INDEX, "HNSW", "--index-param", "efConstruction=abc"], 2, ["efConstruction of HNSW"]),
-    ([*INDEX, "BOGUS"], 2, ["'BOGUS' is unknown to this server", "AUTOINDEX, FLAT, IVF_FLAT"]),
-    (["migrate", "rehearse", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
-    (["migrate", "run", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
+    (
+        [*INDEX, "HNSW", "--index-param", "M=abc", "--plan"],
+        2,
+        ["M of HNSW must be a whole number", "'abc'"],
+    ),
+    (
+        [*INDEX, "HNSW", "--index-param", "M=1.5", "--plan"],
+        2,
+        ["M of HNSW must be a whole number", "1.5"],
+    ),
+    (
+        [*INDEX, "HNSW", "--index-param", "efConstruction=abc", "--plan"],
+        2,
+        ["efConstruction of HNSW"],
+    ),
+    (
+        [*INDEX, "BOGUS", "--plan"],
+        2,
+        ["'BOGUS' is unknown to this server", "AUTOINDEX, FLAT, IVF_FLAT"],
+    ),
+    ([*INDEX, "BOGUS", "--rehearse"], 2, ["'BOGUS'"]),
+    ([*INDEX, "BOGUS"], 2, ["'BOGUS'"]),
     (["migrate", "run", "products"], 1, ["no migration of 'products'", "--bank", *README]),
     (
         ["check", "products", "--queries", "bank.npy"],
@@ -384,7 +402,7 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
     "arguments",
     [
         ["migrate"],
-        ["migrate", "plan", "products"],
+        ["migrate", "run", "--plan", "products"],
         ["migrate", "run", "--bank", "bank.npy"],
         ["migrate", "run", "products", "--alias", "live", "--rename"],
         [*RUN, "bank.npy", "--rows-per-second", "0"],
@@ -443,7 +461,7 @@ def test_an_error_is_json_too(run, files):
 
 def test_wrong_usage_is_json_too(run, files):
     for arguments, said in (
-        (["migrate", "plan", "products"], "no reference queries: pass --bank FILE"),
+        (["migrate", "run", "--plan", "products"], "no reference queries: pass --bank FILE"),
         (["status"], "Missing argument"),
         (["status", "--nonsense"], "--nonsense"),
         (["nonsense"], "nonsense"),
@@ -647,7 +665,7 @@ def test_status_and_plans_show_the_verdict_on_their_bank(run, files):
     assert run("tune", "products", "--bank", "bank.npy").returncode == 0
     told = run("status", "products")
     assert " UTC on sha256:" in told.stdout
-    for command in (["migrate", "plan", "products"], ["enable", "products", "--plan"]):
+    for command in (["migrate", "run", "--plan", "products"], ["enable", "products", "--plan"]):
         of_this = run(*command, "--bank", "bank.npy", "--force")
         assert " verdict " in of_this.stdout, of_this.stderr
         np.save("other.npy", np.load("bank.npy")[:30])

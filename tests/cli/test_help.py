@@ -155,7 +155,7 @@ def completed(text):
     ("text", "offered"),
     [
         ("milvus-hubness s", ["status", "sweep", "serve"]),
-        ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
+        ("milvus-hubness migrate r", ["run", "rollback"]),
         (
             "milvus-hubness enable products --on-hub ",
             ["off", "warn", "refuse"],

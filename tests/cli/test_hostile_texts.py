@@ -108,7 +108,7 @@ COMMANDS = {
     "tune": ["tune", "products", "--bank", "bank.npz", "--bank-column", "query"],
     "match": ["match", "products", "--queries", "bank.npz", "--out", "matches.npz"],
     "status": ["status", "products"],
-    "migrate plan": ["migrate", "plan", "products", *NNN],
+    "migrate plan": ["migrate", "run", "--plan", "products", *NNN],
     **{
         f"explain {name}": ["hubs", "products", "--row", key, *NNN, "--query-text", "text"]
         for name, key in HOSTILE.items()

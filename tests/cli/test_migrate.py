@@ -40,7 +40,7 @@ def interrupted(monkeypatch, method):
 
 
 def test_a_plan_writes_nothing(run, files):
-    plan = run("migrate", "plan", "products", *BANK, "--rename")
+    plan = run("migrate", "run", "--plan", "products", *BANK, "--rename")
     assert plan.returncode == 0, plan.stderr
     for fact in (
         "products_hubness",
@@ -53,12 +53,12 @@ def test_a_plan_writes_nothing(run, files):
     assert "products becomes an alias of the copy" in plan.stdout
     assert "Nothing was written" in plan.stdout
     told = json.loads(
-        run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout
+        run("migrate", "run", "--plan", "products", *BANK, "--alias", "live", "--json").stdout
     )["plan"]
     assert (told["rows"], told["alias"], told["rename"]) == (60, "live", False)
-    required = run("migrate", "plan", "products", *BANK, MILVUS_HUBNESS_VERDICT="require")
-    assert "run and rehearse would stop at this verdict" in required.stdout
-    assert "would stop" not in run("migrate", "plan", "products", *BANK, "--force").stdout
+    required = run("migrate", "run", "--plan", "products", *BANK, MILVUS_HUBNESS_VERDICT="require")
+    assert "the command would stop at this verdict" in required.stdout
+    assert "would stop" not in run("migrate", "run", "--plan", "products", *BANK, "--force").stdout
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
     assert collections(files) == {"products"}
@@ -68,8 +68,8 @@ def test_a_plan_writes_nothing(run, files):
     ("command", "option"),
     [
         (("migrate", "run"), "--alias"),
-        (("migrate", "plan"), "--target"),
-        (("migrate", "plan"), "--bank-name"),
+        (("migrate", "run", "--plan"), "--target"),
+        (("migrate", "run", "--plan"), "--bank-name"),
         (("enable",), "--bank-name"),
     ],
 )
@@ -82,18 +82,41 @@ def test_a_name_that_no_server_takes_is_refused_before_the_first_write(run, file
 
 def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
     index = ("--index-type", "IVF_FLAT", "--index-param", "nlist=4")
-    plan = run("migrate", "plan", "products", *BANK, *index)
+    plan = run("migrate", "run", "--plan", "products", *BANK, *index)
     assert "IVF_FLAT nlist 4" in plan.stdout
     assert "the source's index is" in plan.stdout
-    wrong = run("migrate", "plan", "products", *BANK, "--index-param", "nlist")
+    wrong = run("migrate", "run", "--plan", "products", *BANK, "--index-param", "nlist")
     assert wrong.returncode == 2, wrong.stderr
     assert "--index-param must be NAME=VALUE, not 'nlist'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--plan", "--rehearse"), "either --plan or --rehearse"),
+        (("--application-token-file", "token"), "needs --rehearse"),
+    ],
+)
+def test_how_far_a_run_goes_is_said_once(run, files, options, words):
+    (files / "token").write_text("shop:secret")
+    before = collections(files)
+    refused = run("migrate", "run", "products", *BANK, *options)
+    assert (refused.returncode, words in refused.stderr) == (2, True)
+    assert collections(files) == before
+
+
+def test_a_rehearsal_moves_no_name_whatever_name_is_given(run, files):
+    rehearsed = run("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "new", "--rehearse")
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    assert "migrate cutover products --alias new" in rehearsed.stdout
+    assert "new" not in collections(files)
+    assert connect("shop.db").list_aliases("products_hubness")["aliases"] == []
 
 
 def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
     """Milvus Lite, which has no users, grants all; the requests change nothing."""
     (files / "token").write_text("shop:secret-of-the-shop")
-    rehearse = ("migrate", "rehearse", "products", *BANK, *AT_ONCE)
+    rehearse = ("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE)
     rehearsed = run(*rehearse, "--application-token-file", "token")
     assert rehearsed.returncode == 0, rehearsed.stderr
     every = "Search, Query, Insert, Upsert, Delete"
@@ -112,7 +135,7 @@ def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
 
 
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
-    rehearsed = run("migrate", "rehearse", "products", *BANK, *AT_ONCE)
+    rehearsed = run("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE)
     assert rehearsed.returncode == 0, rehearsed.stderr
     for fact in (
         "copying",
@@ -233,9 +256,9 @@ def test_step_by_step_under_the_collections_own_name(run, files):
 
 def test_a_plan_counts_the_wait_for_clients(run, files):
     def seconds(*options):
-        plan = json.loads(run("migrate", "plan", "products", *BANK, *options, "--json").stdout)[
-            "plan"
-        ]
+        plan = json.loads(
+            run("migrate", "run", "--plan", "products", *BANK, *options, "--json").stdout
+        )["plan"]
         assert plan["estimated_seconds"] >= plan["waiting_seconds"]
         return plan["waiting_seconds"]
 
@@ -244,7 +267,7 @@ def test_a_plan_counts_the_wait_for_clients(run, files):
     assert 90 < seconds("--client-ttl", "100") <= 100
     # Until all writes reach both, and until all clients have read that the name has moved.
     assert seconds("--client-ttl", "100", "--alias", "live") == 200
-    told = run("migrate", "plan", "products", *BANK, "--client-ttl", "100").stdout
+    told = run("migrate", "run", "--plan", "products", *BANK, "--client-ttl", "100").stdout
     assert "for clients to hear of it" in " ".join(told.split())
 
 
@@ -358,7 +381,7 @@ def test_after_a_rollback_other_options_are_told_in_a_few_words(run, live):
     assert run("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "live").returncode == 0
     assert run("migrate", "rollback", "live", *AT_ONCE).returncode == 0
     other = ("--bank", "bank.npz", "--bank-column", "queries", "--method", "blend")
-    plan = run("migrate", "plan", "products", *other)
+    plan = run("migrate", "run", "--plan", "products", *other)
     assert plan.returncode == 0, plan.stderr
     assert "started with other options" in plan.stdout.replace("\n", " ")
     refused = run("migrate", "run", "products", *other, *AT_ONCE)

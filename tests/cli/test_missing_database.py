@@ -20,7 +20,7 @@ from qdrant_hubness.store import connect as connect_qdrant
 READS_AND_JOBS = {
     "status": ("status", "products"),
     "refresh": ("refresh", "products"),
-    "migrate plan": ("migrate", "plan", "products", "--bank", "bank.npy"),
+    "migrate plan": ("migrate", "run", "--plan", "products", "--bank", "bank.npy"),
     "migrate status": ("migrate", "status"),
     "migrate run": ("migrate", "run", "products", "--bank", "bank.npy"),
     "enable": ("enable", "products", "--bank", "bank.npy"),

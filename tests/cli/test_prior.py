@@ -56,10 +56,12 @@ def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
     assert "The prior: weight 0." in done.stdout
     assert "with field 'clicks' as a prior of weight 0." in done.stdout.replace("\n", " ")
 
-    plan = json.loads(run("migrate", "plan", "photos", "--bank", "neutral.npy", "--json").stdout)
+    plan = json.loads(
+        run("migrate", "run", "--plan", "photos", "--bank", "neutral.npy", "--json").stdout
+    )
     weight = plan["plan"]["prior"]["weight"]
     assert (plan["plan"]["prior"]["field"], weight > 0) == ("clicks", True)
-    shown = run("migrate", "plan", "photos", "--bank", "neutral.npy").stdout
+    shown = run("migrate", "run", "--plan", "photos", "--bank", "neutral.npy").stdout
     assert f"field clicks, weight {weight:g} of the spread of scores" in shown
 
     run("migrate", "run", "photos", "--bank", "neutral.npy", "--no-writers", "--force")
@@ -83,7 +85,7 @@ def test_clicks_of_qrels_are_those_of_whole_numbers(shop, run, drawn):
     *_, log = drawn
     lines = [f"q{query} 0 {key} 1" for query, key in enumerate(log[500:])]
     Path("clicks.qrels").write_text("\n".join([*lines, "q0 0 4711 1"]))
-    plan = ("migrate", "plan", "photos", "--bank", "neutral.npy", "--force", "--json")
+    plan = ("migrate", "run", "--plan", "photos", "--bank", "neutral.npy", "--force", "--json")
     priors = []
     for source in ("clicks.npz", "clicks.qrels"):
         done = run(*plan, "--prior-from", source, "--prior-weight", "0.2")
@@ -100,13 +102,13 @@ def test_clicks_may_have_their_keys_in_a_column_of_any_name(shop, run):
     np.savez("named.npz", **arrays)
     options = ("photos", "--bank", "neutral.npy", "--prior-weight", "0.2")
     named = ("--prior-from", "named.npz", "--key-column", "sort")
-    for command in (("migrate", "plan"), ("enable", "--plan")):
+    for command in (("migrate", "run", "--plan"), ("enable", "--plan")):
         usual = run(*command, *options, "--prior-from", "clicks.npz", "--force", "--json")
         done = run(*command, *options, *named, "--force", "--json")
         assert done.returncode == 0, done.stderr
         priors = [json.loads(each.stdout)["plan"]["prior"] for each in (usual, done)]
         assert priors[0] == priors[1]
-    assert "sort" in run("migrate", "plan", *options, *named[:2]).stderr
+    assert "sort" in run("migrate", "run", "--plan", *options, *named[:2]).stderr
     # The pairs have a usual name: the column is that of the clicks.
     tune = ("tune", "photos", "--bank", "neutral.npy", "--pairs", "pairs.npz", *named)
     assert "as a prior of weight" in run(*tune).stdout.replace("\n", " ")
@@ -116,7 +118,7 @@ def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):
     done = run("tune", "photos", "--bank", "neutral.npy", "--prior", "clicks")
     assert "The weight of the prior stays 0" in done.stdout
     options = ("photos", "--bank", "neutral.npy", "--prior", "clicks", "--force")
-    for command in (("migrate", "plan"), ("enable",)):
+    for command in (("migrate", "run", "--plan"), ("enable",)):
         extra = ("--plan",) if command == ("enable",) else ()
         shown = " ".join(run(*command, *options, *extra).stdout.split())
         assert "no weight for the prior from field 'clicks'" in shown

@@ -48,7 +48,7 @@ def test_tune_shows_both_sides_and_migrate_follows_the_better_one(shop, run):
     assert [each["kind"] for each in told] == ["modality"]
     assert "by the kinds of modality: apply" in words(run("status", "shop"))
 
-    plan = ("migrate", "plan", "shop", "--bank", "asked.npy", "--json")
+    plan = ("migrate", "run", "--plan", "shop", "--bank", "asked.npy", "--json")
     by_kind = json.loads(run(*plan, "--kind", "modality").stdout)["plan"]
     assert by_kind["estimator"] == told[0]["choice"]
     without = json.loads(run(*plan).stdout)["plan"]

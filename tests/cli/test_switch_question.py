@@ -101,7 +101,9 @@ def test_no_question_without_a_terminal_or_without_a_name(live, run):
 
 
 def test_what_it_says_of_plain_clients_is_true(live, run):
-    assert "plain clients fail" in run("migrate", "plan", *RUN[2:], "--alias", "live").stdout
+    assert (
+        "plain clients fail" in run("migrate", "run", "--plan", *RUN[2:], "--alias", "live").stdout
+    )
     assert run(*RUN, "--alias", "live").returncode == 0
     query = vectors(np.random.default_rng(3), 1, DIM)
     plain = connect("shop.db")

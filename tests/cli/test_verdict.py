@@ -29,7 +29,7 @@ def shop(files, monkeypatch):
     "command",
     [
         ("migrate", "run", "photos", "--no-writers"),
-        ("migrate", "rehearse", "photos", "--no-writers"),
+        ("migrate", "run", "--rehearse", "photos", "--no-writers"),
         ("enable", "photos"),
     ],
 )
@@ -57,12 +57,20 @@ def test_force_goes_on(shop, run):
 
 
 def test_a_plan_shows_the_verdict_and_exits_with_0(shop, run):
-    done = run("migrate", "plan", "photos", "--bank", "photos.npy")
+    done = run("migrate", "run", "--plan", "photos", "--bank", "photos.npy")
     assert done.returncode == 0
     assert "leave it alone" in done.stdout
     planned = json.loads(
         run(
-            "migrate", "plan", "photos", "--bank", "fitting.npy", "--queries", "real.npy", "--json"
+            "migrate",
+            "run",
+            "--plan",
+            "photos",
+            "--bank",
+            "fitting.npy",
+            "--queries",
+            "real.npy",
+            "--json",
         ).stdout
     )["plan"]
     assert planned["verdict"]["verdict"] == "apply"

@@ -144,7 +144,6 @@ def test_every_environment_variable_is_listed():
     from milvus_hubness.correction.kernels.policy import SCREEN_VARIABLE, WAIT_POLICY_VARIABLE
 
     exist = {
-        options.DATABASE_VARIABLE,
         options.TOKEN_VARIABLE,
         options.APPLICATION_TOKEN_VARIABLE,
         *options.URI_VARIABLES,

@@ -78,7 +78,10 @@ def test_a_collection_on_milvus_lite(light):
     done = run(*words, MILVUS_HUBNESS_URI=database)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "photos: apply"
-    assert "Next: milvus-hubness migrate plan photos --bank past.npy --alias ALIAS\n" in done.stdout
+    assert (
+        "Next: milvus-hubness migrate run photos --bank past.npy --alias ALIAS --plan\n"
+        in done.stdout
+    )
 
 
 def test_what_needs_torch_names_the_extra_in_one_line(light):

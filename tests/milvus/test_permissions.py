@@ -273,12 +273,12 @@ SCENARIOS = {
     "the same, with a side collection": writes_beside_a_side_collection,
     "the same, while a refresh runs": writes_while_a_refresh_runs,
     "the same, while a migration runs": writes_while_a_migration_runs,
-    "migrate plan, enable --plan, diagnose(…)": plans_and_reports,
+    "migrate run --plan, enable --plan, diagnose(…)": plans_and_reports,
     "status, bank status": statuses,
     "tune, check": verdicts,
     "migrate, bank sample": jobs,
     "refresh, serve": refreshes,
-    "enable, disable, bank off, migrate with --rename, rollback and clean": jobs_that_drop,
+    "enable, disable, bank sample --off, migrate with --rename, rollback and clean": jobs_that_drop,
 }
 """What a user with the rights of each line of the page does: after `yield`, with the user that is sent."""
 
@@ -313,7 +313,7 @@ READS = "search, query and get, on a copy"
             [
                 "migrate, bank sample",
                 "refresh, serve",
-                "enable, disable, bank off, migrate with --rename, rollback and clean",
+                "enable, disable, bank sample --off, migrate with --rename, rollback and clean",
             ],
             None,
         ),

@@ -56,7 +56,7 @@ def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
     (folder / "token").write_text("key-of-the-shop")
     token = ("--application-token-file", str(folder / "token"))
     bank = str(folder / "bank.npy")
-    done = command("migrate", "rehearse", "items", "--bank", bank, *token, *FAST)
+    done = command("migrate", "run", "--rehearse", "items", "--bank", bank, *token, *FAST)
     assert done.exit_code != 0
     assert "rights can be tried on Milvus only: leave out --application-token-file" in str(
         done.exception
@@ -67,12 +67,12 @@ def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False
-    planned = run("migrate", "plan", "items", "--bank", bank, "--param", "k=4", "--alias", "live")[
-        "plan"
-    ]
+    planned = run(
+        "migrate", "run", "--plan", "items", "--bank", bank, "--param", "k=4", "--alias", "live"
+    )["plan"]
     assert (planned["rows"], planned["target"]) == (60, "items_hubness")
     assert run("status", "items")["status"]["aliases"] == []
-    made = run("migrate", "rehearse", "items", "--bank", bank, "--param", "k=4", *FAST)
+    made = run("migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4", *FAST)
     assert made["target"] == "items_hubness"
     shown = run("migrate", "status", "items")["migration"]
     assert (shown["phase"], shown["rows"]) == ("verified", 60)
@@ -117,7 +117,7 @@ def test_other_options_than_those_of_a_switched_migration_are_refused(run, folde
 
 
 def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
-    plan = ("migrate", "plan", "items", "--bank", str(folder / "bank.npy"))
+    plan = ("migrate", "run", "--plan", "items", "--bank", str(folder / "bank.npy"))
     shown = command(*plan, catch_exceptions=False).stdout
     facts = run(*plan)["plan"]
     assert facts["partitions"] == facts["hidden_fields"] == []
@@ -169,7 +169,7 @@ def test_points_of_several_vectors(run, folder):
     MultiVectors.from_list(texts(90)).save(folder / "bank.npz")
 
     bank = ("--bank", str(folder / "bank.npz"))
-    planned = run("migrate", "plan", "pages", *bank, "--alias", "live")["plan"]
+    planned = run("migrate", "run", "--plan", "pages", *bank, "--alias", "live")["plan"]
     assert planned["bank"]["queries"] == 90
     assert 1 < planned["vectors_per_row"] < 5
     moved = run("migrate", "run", "pages", *bank, "--alias", "live", *FAST)
@@ -217,9 +217,9 @@ def test_commands_that_look_at_a_collection(command, folder, monkeypatch, name):
 
 BANK = "--bank bank.npy --force"
 REFUSED = {
-    "a gate": (f"migrate plan items {BANK} --gate 4", "gate searches"),
-    "a rename": (f"migrate plan items {BANK} --rename", "cannot rename collections"),
-    "a hub guard": (f"migrate plan items {BANK} --on-hub warn", "watch their writes"),
+    "a gate": (f"migrate run --plan items {BANK} --gate 4", "gate searches"),
+    "a rename": (f"migrate run --plan items {BANK} --rename", "cannot rename collections"),
+    "a hub guard": (f"migrate run --plan items {BANK} --on-hub warn", "watch their writes"),
     "a gate without a copy": (f"enable items {BANK} --plan --gate 4", "gate searches"),
     "samples": ("bank sample items --rate 0.5", "keeps no query samples"),
     "an adoption": ("adopt items --renamed-from former", "cannot rename collections"),
@@ -327,7 +327,7 @@ def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
     bank = str(folder / "bank.npy")
     options = ("items", "--bank", bank, "--param", "k=4", "--force", *FAST)
     prior = ("--prior", "clicks", "--prior-weight", "0.2")
-    planned = run("migrate", "plan", *options, *prior)["plan"]
+    planned = run("migrate", "run", "--plan", *options, *prior)["plan"]
     assert (planned["prior"]["field"], planned["prior"]["weight"]) == ("clicks", 0.2)
     run("migrate", "run", *options, *prior, "--alias", "live")
     made = run("status", "items_hubness")["status"]["prior"]

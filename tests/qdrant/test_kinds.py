@@ -444,7 +444,7 @@ def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch, comma
         return done
 
     words = ("items", "--bank", bank, "--param", "k=4", "--force", "--client-ttl", "0")
-    plan = ("migrate", "plan", *words)
+    plan = ("migrate", "run", "--plan", *words)
     shown = run(*plan, "--kind", "kind").stdout
     assert "image" in shown
     assert "text" in shown

@@ -238,8 +238,8 @@ def test_commands_print_words(quick_folder, monkeypatch, command):
         return done.output
 
     run("status", "items")
-    run("migrate", "plan", *fitted, "--alias", "live")
-    run("migrate", "rehearse", *fitted, *fast)
+    run("migrate", "run", "--plan", *fitted, "--alias", "live")
+    run("migrate", "run", "--rehearse", *fitted, *fast)
     assert "bias 0" in run("migrate", "status", "items")
     run("migrate", "cutover", "items", "--alias", "live", *fast)
     assert "rows without bias" in run("status", "live")

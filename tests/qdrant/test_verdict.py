@@ -37,6 +37,8 @@ def test_a_foreign_bank_stops_the_command(run, words):
 
 
 def test_a_plan_shows_it(run):
-    done = run("migrate", "plan", "items", "--bank", "fitting.npy", "--queries", "real.npy")
+    done = run(
+        "migrate", "run", "--plan", "items", "--bank", "fitting.npy", "--queries", "real.npy"
+    )
     verdict = json.loads(done.stdout)["plan"]["verdict"]
     assert (verdict["verdict"], verdict["real_queries"]) == ("apply", 100)

@@ -1,4 +1,4 @@
-"""The commands milvus-hubness migrate, other than run and rehearse."""
+"""The commands milvus-hubness migrate, other than run and status."""
 
 from __future__ import annotations
 
@@ -10,41 +10,6 @@ import typer
 from milvus_hubness.cli.console import say, show_facts, show_json, show_result
 from milvus_hubness.cli.migrate import options, show
 from milvus_hubness.cli.options import AsJson, Connection, Field
-
-
-def plan(
-    source: options.Source,
-    planning: options.Planning,
-    switching: options.Switching,
-    writers: options.Writers,
-    connection: Connection,
-    measure: options.Measure = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a migration would do; write nothing.
-
-    Without --method: nnn if --param is given, else the method that tune chose for this bank,
-    else blend.
-
-    Example: milvus-hubness migrate plan products --bank queries.npy --measure
-    """
-    planning.require(connection, source, planning.field)
-    planned = planning.plan(connection.open(), source, switching, writers, measure=measure)
-    plan = planned.to_dict()
-    show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
-    if as_json:
-        return
-
-    show.show_before_switch(plan)
-    if planned.chosen.judging.refuses(planned.chosen.verdict):
-        say(
-            "\nNothing was written. migrate run and rehearse would stop at this verdict, with exit "
-            "code 3, unless --force is given."
-        )
-    else:
-        say(
-            "\nNothing was written. migrate run does it; migrate rehearse does all but the cutover."
-        )
 
 
 def verify(

@@ -51,9 +51,6 @@ class Switching:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
 
-Measure = Annotated[bool, "Measure the recall of the index on a sample, and how to regain it."]
-
-
 @dataclass(frozen=True)
 class Writers:
     """The options about clients that write during the migration."""
@@ -177,6 +174,32 @@ class Planning(options.RecipeOptions):
                 f"{', '.join(differing)}: the migration of {migration.source!r} to "
                 f"{migration.target!r} is {migration.phase!r} and was started with other options: "
                 "repeat them, or name another --target"
+            )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The options that say how far a run goes, and what it measures on the way."""
+
+    plan: Annotated[bool, "Show what the run would do; write nothing."] = False
+    rehearse: Annotated[bool, "Do all but the switch, on real data, and report what it took."] = (
+        False
+    )
+    measure: Annotated[
+        bool, "Measure the recall of the index on a sample, and how to regain it."
+    ] = False
+    application_token_file: Annotated[
+        Path | None,
+        "With --rehearse: file with the token of an application, whose rights are tried too, by "
+        f"requests without effect. [default: ${options.APPLICATION_TOKEN_VARIABLE}]",
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.plan and self.rehearse:
+            raise typer.BadParameter("give either --plan or --rehearse: a plan writes nothing")
+        if self.application_token_file and not self.rehearse:
+            raise typer.BadParameter(
+                "--application-token-file needs --rehearse, which tries rights"
             )
 
 

@@ -230,7 +230,7 @@ class Catalog:
         if database and belongings.helpers:
             raise UnsupportedOperation(
                 f"queries of collection {collection!r} are sampled, and it cannot move to database "
-                f"{database!r} with its samples: run milvus-hubness bank off {collection} first"
+                f"{database!r} with its samples: run milvus-hubness bank sample {collection} --off first"
             )
 
         if not (belongings.states or belongings.helpers):

@@ -83,7 +83,6 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 def connect(
     uri: str,
     token: str = "",
-    db_name: str = "",
     *,
     timeout: float = 10.0,
     create: bool = False,
@@ -111,7 +110,7 @@ def connect(
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)
         try:
-            return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
+            return PlainClient(uri, token=token, timeout=timeout, **options)
         except MilvusException as error:
             message = _unreachable(uri, error, options)
 

@@ -80,17 +80,12 @@ class QdrantStore(QdrantBanks):
     """The Store of a QdrantClient, see `connect`. The protocol documents the methods."""
 
     @classmethod
-    def open(
-        cls, address: str, token: str, database: str, tls: ssl.SSLContext | None = None
-    ) -> QdrantStore:
+    def open(cls, address: str, token: str, tls: ssl.SSLContext | None = None) -> QdrantStore:
         """Return the store of an address, as commands and jobs take it after `qdrant+`.
 
         address: of a server, or file://FOLDER of the local mode. token: the API key. tls: as in
-        `connect`. Raises as
-        `connect` does, and InvalidParameter for a database, which Qdrant has none of.
+        `connect`. Raises as `connect` does.
         """
-        if database:
-            raise InvalidParameter(f"Qdrant has no databases such as {database!r}: leave --db out")
         return cls(connect(address.removeprefix(LOCAL), token or None, tls=tls))
 
     def close(self) -> None:
