@@ -44,7 +44,7 @@ PANELS = {
         "pairs_queries", "key_column", "ignore_identical", "queries",
         "row", "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
-        "upstream_tls", "upstream_ca", "upstream_cert", "upstream_key", "renamed_from",
+        "upstream_tls", "renamed_from",
     ),
     "Bank": (
         "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size",
@@ -52,7 +52,7 @@ PANELS = {
     ),
     "Method": (
         "method", "param", "gate", "strength", "profile",
-        "max_miss_rate", "refit", "refit_share", "form", "memory", "epochs", "candidates", "limit",
+        "max_miss_rate", "refit", "refit_share", "form", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior", "control_arm", "share",
     ),
@@ -82,7 +82,7 @@ PANELS = {
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
 RARE = {
-    "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
+    "application_token_file",
     "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
     "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",

@@ -51,16 +51,11 @@ def train(
     form: Annotated[
         str, "linear (maps with a memory) or published (QuARI's network, loss and noise)."
     ] = FORM,
-    memory: Annotated[
-        int | None,
-        f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]",
-    ] = None,
-    epochs: Annotated[
-        int | None, f"Maximum number of epochs. [default: {MAP_EPOCHS}; of networks {EPOCHS}]"
-    ] = None,
     param: Annotated[
         list[str] | None,
-        "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable.",
+        "NAME=VALUE, another field of QuariConfig or TrainingSettings; repeatable: epochs=20 at most, "
+        f"memory=6000 pairs that linear maps remember. [default: {MAP_EPOCHS} epochs, {EPOCHS} of "
+        f"networks; memory {MEMORY}]",
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,10 +75,8 @@ def train(
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
     # Only linear maps have a memory.
-    if memory is None:
-        memory = MEMORY if form == "linear" else 0
-    options: dict[str, Any] = {"form": form, "memory": memory}
-    options |= pairs_of(param, "--param") | ({} if epochs is None else {"epochs": epochs})
+    options: dict[str, Any] = {"form": form, "memory": MEMORY if form == "linear" else 0}
+    options |= pairs_of(param, "--param")
 
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))

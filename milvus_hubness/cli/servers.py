@@ -236,14 +236,6 @@ def proxy(
     proxying: Proxying,
     tls_cert: Annotated[Path | None, "Certificate for TLS with clients, a PEM file."] = None,
     tls_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
-    upstream_ca: Annotated[
-        Path | None,
-        "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]",
-    ] = None,
-    upstream_cert: Annotated[
-        Path | None, "Certificate that Milvus wants of the proxy, a PEM file; with --upstream-key."
-    ] = None,
-    upstream_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
     max_message_mib: Annotated[
         int, "Maximum size of a request, in MiB.", {"min": 1}
     ] = MAX_MESSAGE_MIB,
@@ -266,9 +258,7 @@ def proxy(
     options = ProxyOptions(
         upstream,
         **vars(proxying),
-        upstream_ca=str(upstream_ca) if upstream_ca else None,
-        upstream_cert=str(upstream_cert) if upstream_cert else None,
-        upstream_key=str(upstream_key) if upstream_key else None,
+        certificates=certificates(),
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
         max_in_flight=max_in_flight_mib * MIB if max_in_flight_mib else None,

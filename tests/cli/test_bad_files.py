@@ -14,7 +14,6 @@ COMMANDS = {
     "queries": (1, "hubs products --bank bank.npy --query {}.parquet"),
     "configuration": (2, "serve --check --config {}"),
     "certificate": (2, "proxy --upstream localhost:1 --tls-cert {} --tls-key {}"),
-    "authorities": (2, "proxy --upstream localhost:1 --upstream-tls --upstream-ca {}"),
     "network": (1, "quari eval {} --pairs pairs.npz"),
     "weights": (1, "quari import-weights {}.pt --out out"),
     "page": (1, "check products --bank bank.npy --page {}"),

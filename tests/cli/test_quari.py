@@ -24,8 +24,8 @@ SIZES = {
 SMALL = (
     "--form",
     "published",
-    "--epochs",
-    "2",
+    "--param",
+    "epochs=2",
     *(word for pair in SIZES.items() for word in ("--param", "{}={}".format(*pair))),
 )
 
@@ -82,7 +82,7 @@ def test_linear_maps_with_a_memory_are_the_default(run, folder):
     )
     assert "two linear maps" in shown
     assert "36 pairs" in shown
-    plain = run("quari", "train", *options, "--out", "plain", "--memory", "0")
+    plain = run("quari", "train", *options, "--out", "plain", "--param", "memory=0")
     assert json.loads(plain.stdout)["quari"]["parameters"] == 2 * DIM**2 + 2
     judged = run("quari", "eval", "maps.safetensors", "--pairs", "pairs.npz", "--json")
     assert set(json.loads(judged.stdout)["quari"]["gain"]) == {"raw"}
@@ -142,8 +142,8 @@ def test_every_option_is_heard(run, folder):
     }
     options = []
     for name, value in given.items():
-        if name in ("form", "epochs"):
-            options += [f"--{name.replace('_', '-')}", str(value)]
+        if name == "form":
+            options += ["--form", str(value)]
         else:
             options += ["--param", f"{name}={json.dumps(value)}"]
     done = run(
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
         run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter"
     )
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
-    wrong = run(*train, "--pairs", "pairs.npz", "--form", "published", "--memory", "5")
+    wrong = run(*train, "--pairs", "pairs.npz", "--form", "published", "--param", "memory=5")
     assert_fails(wrong, 2, "memory is for the form linear")
     (folder / "broken").write_bytes(b"no network")
     assert_fails(

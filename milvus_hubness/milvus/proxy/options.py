@@ -18,7 +18,7 @@ from milvus_hubness.basics.defaults import (
     PROXY_PORT,
     STATE_TTL,
 )
-from milvus_hubness.basics.files.certificates import Certificates, read_pair
+from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates, read_pair
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
@@ -81,14 +81,8 @@ class ProxyOptions:
     upstream_tls: bool = False
     """Use TLS to Milvus."""
 
-    upstream_ca: str | None = None
-    """File of the authorities that sign Milvus's certificate; None for those of the system."""
-
-    upstream_cert: str | None = None
-    """File of the certificate that the proxy shows to a Milvus that wants one."""
-
-    upstream_key: str | None = None
-    """File of its key."""
+    certificates: Certificates = NO_CERTIFICATES
+    """Files for TLS to Milvus."""
 
     host: str = PROXY_HOST
 
@@ -130,10 +124,10 @@ class ProxyOptions:
         expect_strength(self.strength)
         expect_factor(self.kinds)
         expect_state_ttl(self.state_ttl)
-        # Made here for its errors, and once more for each channel.
-        if self._certificates and not self.upstream_tls:
+        if self.certificates and not self.upstream_tls:
             raise InvalidParameter(
-                "upstream_ca, upstream_cert and upstream_key need TLS to Milvus: pass --upstream-tls"
+                "certificates ($MILVUS_HUBNESS_CA, _CERT, _KEY) need TLS to Milvus: pass "
+                "--upstream-tls, or leave them out"
             )
 
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
@@ -184,7 +178,7 @@ class ProxyOptions:
         if not self.upstream_tls:
             return api.insecure_channel(self.upstream, options=options)
 
-        credentials = grpc.ssl_channel_credentials(*self._certificates.credentials())
+        credentials = grpc.ssl_channel_credentials(*self.certificates.credentials())
         return api.secure_channel(self.upstream, credentials, options=options)
 
     def server_options(self) -> list[tuple[str, int]]:
@@ -212,11 +206,6 @@ class ProxyOptions:
     @property
     def _max_answer(self) -> int:
         return max(self.max_message, MAX_ANSWER)
-
-    @property
-    def _certificates(self) -> Certificates:
-        """The files for TLS to Milvus. Raises InvalidParameter."""
-        return Certificates(self.upstream_ca, self.upstream_cert, self.upstream_key)
 
 
 def expect_upstream(upstream: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from pymilvus import MilvusClient
 
 from milvus_hubness import NNN
+from milvus_hubness.basics.files.certificates import Certificates
 from tests.milvus.proxy.running import ProxyHere
 from tests.support.born import born
 from tests.support.galleries import vectors
@@ -34,7 +35,9 @@ def test_all_that_goes_upstream_is_encrypted(secured, authority):
     items, bank = vectors(rng, 60, DIM), vectors(rng, 30, DIM)
     target = born(lite, items, bank, "COSINE", estimator=NNN(4))
     fresh = vectors(rng, 1, DIM)
-    with ProxyHere(upstream, upstream_tls=True, upstream_ca=str(authority.file)) as proxy:
+    with ProxyHere(
+        upstream, upstream_tls=True, certificates=Certificates(str(authority.file))
+    ) as proxy:
         client = MilvusClient(proxy.uri)
         assert (
             client.insert(target, {"id": 900, "vector": fresh[0], "group": 1})["insert_count"] == 1
@@ -52,7 +55,7 @@ def test_an_upstream_of_an_unknown_authority_is_not_spoken_to(secured, tmp_path,
     _, upstream = secured
     further = {}
     if trusted == "another":
-        further["upstream_ca"] = str(Authority(tmp_path, "other").file)
+        further["certificates"] = Certificates(str(Authority(tmp_path, "other").file))
     with (
         ProxyHere(upstream, upstream_tls=True, **further) as proxy,
         grpc.insecure_channel(proxy.address) as channel,
@@ -65,15 +68,13 @@ def test_an_upstream_of_an_unknown_authority_is_not_spoken_to(secured, tmp_path,
 @pytest.mark.parametrize("shown", ["its own", "none"])
 def test_an_upstream_that_wants_a_certificate_gets_that_of_the_proxy(lite, authority, shown):
     key, certificate = authority.sign("the proxy")
-    shows = {"upstream_cert": str(certificate), "upstream_key": str(key)}
+    shows = (str(certificate), str(key)) if shown == "its own" else ()
     before = Terminator(
         lite.uri.removeprefix("http://"), *authority.sign("milvus"), clients_of=authority.file
     )
-    options = {"upstream_tls": True, "upstream_ca": str(authority.file)}
-    if shown == "its own":
-        options |= shows
+    certificates = Certificates(str(authority.file), *shows)
     with (
-        ProxyHere(before.address, **options) as proxy,
+        ProxyHere(before.address, upstream_tls=True, certificates=certificates) as proxy,
         grpc.insecure_channel(proxy.address) as channel,
     ):
         ask = channel.unary_unary("/milvus.proto.milvus.MilvusService/ShowCollections")
