@@ -57,6 +57,9 @@ ROOM_CHECK_SECONDS = 0.05
 COPIES = 2
 """An answer that is not taken is in memory twice: Python's bytes, and gRPC's."""
 
+SMALL_ANSWER = 4 << 10
+"""Bytes of an answer that no shortage keeps back: what was asked for may be done, as an import is."""
+
 PART_BYTES = 100
 """Memory of a part of a message; protobuf takes 35 (a text) to 80 (a message)."""
 
@@ -212,13 +215,20 @@ class Held:
     def count_answer(self, size: int) -> None:
         """Count an answer of Milvus, which may be larger than any request. Raises CallEnded.
 
-        Where nothing else is held, an answer of any size is passed on.
+        Where nothing else is held, an answer of any size is passed on, and a small one always.
+        """
+        held = COPIES * size
+        shortage = self._intake.bytes.shortage(self._user, held)
+        if shortage and size > SMALL_ANSWER and self._intake.held > self.size:
+            raise _exhausted(shortage, held)
+
+        self.hold_answer(size)
+
+    def hold_answer(self, size: int) -> None:
+        """Count an answer that is passed on however much is held: what the caller wrote is stored,
+        and a refusal would have it written again.
         """
         size *= COPIES
-        shortage = self._intake.bytes.shortage(self._user, size)
-        if shortage and self._intake.held > self.size:
-            raise _exhausted(shortage, size)
-
         self.is_large = self.is_large or size > self._intake.large
         self.hold(self.size + size)
 

@@ -368,7 +368,7 @@ class Upstream:
         """Return the answer to a call. Raises CallEnded, and gRPC's error."""
         if method not in READS:
             answer: bytes = await call
-            heard.held.count_answer(len(answer))
+            heard.held.hold_answer(len(answer))
             return answer
 
         answers = aiter(call)

@@ -83,6 +83,26 @@ def test_all_users_have_the_budget_together(upstream, channel):
         call.cancel()
 
 
+@pytest.mark.parametrize("method", ["Insert", "Upsert", "Delete", "Import"])
+def test_what_is_done_is_answered_whatever_is_held(upstream, channel, method):
+    """A refusal would have the caller write its rows a second time."""
+    described = milvus_pb2.DescribeCollectionResponse(collection_name="c")
+    described.schema.fields.add(name="id", is_primary_key=True)
+    upstream.answers["DescribeCollection"] = described.SerializeToString()
+    count = 1_900 if method == "Import" else 60_000
+    keys = schema_pb2.IDs(int_id=schema_pb2.LongArray(data=range(count)))
+    upstream.answers[method] = milvus_pb2.MutationResult(IDs=keys).SerializeToString()
+    upstream.held.add("Flush")
+    waiting = channel.unary_unary(SERVICE + "Flush").future(
+        bytes(MIB - 2_000), metadata=by(VALID), timeout=30
+    )
+    eventually(lambda: upstream.calls[0])
+    request = milvus_pb2.DeleteRequest(collection_name="c").SerializeToString()
+    answer = channel.unary_unary(SERVICE + method)(request, metadata=by(VALID), timeout=15)
+    assert len(milvus_pb2.MutationResult.FromString(answer).IDs.int_id.data) == count
+    waiting.cancel()
+
+
 @pytest.mark.parametrize("method", ["Search", "Flush"])
 def test_messages_that_never_come_hold_up_no_other_user(upstream, method):
     gone = threading.Event()
