@@ -9,7 +9,7 @@ DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
 
 
 class Enabled:
-    def __init__(self, backend, metric, away=0.0):
+    def __init__(self, backend, metric, away=0.0, **options):
         rng = np.random.default_rng(11)
         self.backend, self.metric = backend, metric
         self.items, self.queries, self.bank = (
@@ -18,7 +18,7 @@ class Enabled:
         self.plain = backend.client()
         self.name = backend.name("beside")
         backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
-        plain_collection(self.plain, self.name, self.items, metric)
+        plain_collection(self.plain, self.name, self.items, metric, **options)
         self.store = backend.store()
         plan = plan_correction(
             self.store, self.name, Recipe(QueryBank(self.bank), estimator=NNN(K, ALPHA)), Beside()

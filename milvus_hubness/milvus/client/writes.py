@@ -50,6 +50,7 @@ from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.server import message_of
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -88,10 +89,10 @@ class Writes:
         """Insert or upsert rows, with a bias for each row that has a vector.
 
         valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and the
-        collection state that says whether a copy gets the rows, too. If a write to a side
-        collection fails, the rows are stored, with the biases that they had before: whoever writes
-        them again gives them theirs. Raises StoreError if the client may
-        not write to a side collection; nothing is stored then.
+        collection state that says whether a copy gets the rows, too. Raises StoreError if a write
+        to a side collection fails; the rows are stored then, with the biases that they had before,
+        and whoever writes them again gives them theirs. Raises it too if the client may not write
+        to a side collection; nothing is stored then.
         """
         are_new = write.method == "insert"
         put = partial(self._put, write, are_new, valid)
@@ -103,7 +104,14 @@ class Writes:
         # The rows are stored at this point: a later failure must not write them again. Where there was
         # no correction when they were encoded, `enable` may have read them before they were stored.
         if sent.side_rows or cached is not sent.cached:
-            yield from self._put_biases(write, sent, are_new, valid)
+            try:
+                yield from self._put_biases(write, sent, are_new, valid)
+            except (*PERHAPS_OUTDATED, grpc.RpcError) as error:
+                # Of a class after which no caller repeats the call, which would store them twice.
+                raise StoreError(
+                    f"the rows are stored in {write.collection!r}, their biases are not: "
+                    f"{message_of(error)}. Write them again by upsert, or refresh"
+                ) from error
         return sent.answer, cached
 
     def _put(

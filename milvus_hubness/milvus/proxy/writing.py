@@ -80,6 +80,11 @@ class _RequestedWrite:
         return result
 
     def _write(self, cached: CachedState) -> Operation[Any]:
+        if self._has_field_ops and cached.dual_write is not None:
+            raise UnsupportedOperation(
+                "field_ops while a job copies the collection: wait for its end"
+            )
+
         states = cached.states.values()
         needs_candidates = any(state.codec.needs_candidates for state in states)
         # Values that a partial update leaves out are on the server, and a client reads them.
@@ -143,12 +148,11 @@ class _RequestedWrite:
     def _as_rows(self) -> Write:
         """The write in the form of HubnessClient's operations. Raises UnsupportedOperation."""
         request = self._request
+        options: dict[str, Any] = {}
+        if getattr(request, "partial_update", False):
+            options["partial_update"] = True
         if self._has_field_ops:
-            raise UnsupportedOperation(
-                "field_ops while a job copies the collection: wait for its end"
-            )
-
-        options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
+            options["field_ops"] = {change.field_name: change for change in request.field_ops}
         return Write(
             self._method,
             request.collection_name,

@@ -1,5 +1,6 @@
 """Corrected collections through the proxy: what a foreign client sees beyond the congruence suites."""
 
+import json
 from urllib.parse import urlsplit
 
 import grpc
@@ -9,6 +10,7 @@ from pymilvus import (
     AnnSearchRequest,
     AsyncMilvusClient,
     DataType,
+    FieldOpType,
     MilvusClient,
     RRFRanker,
     WeightedRanker,
@@ -24,6 +26,7 @@ from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
 from tests.support.late_readers import READS, LateReaders
+from tests.support.reranked import Enabled
 
 DIM, ITEMS, K = 12, 80, 4
 
@@ -254,6 +257,53 @@ def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
     assert_same(got, client.behind.search(name, data=query, limit=ITEMS + 1))
     assert 700 in got[0].ids
     disable(store, name)
+
+
+def test_an_update_by_what_fields_hold_passes_where_biases_are_beside_the_vectors(
+    lite, monkeypatch
+):
+    """No job copies the collection. Milvus Lite knows no such updates, so the request is looked at."""
+    tags = ("tags", DataType.ARRAY, {"element_type": DataType.INT64, "max_capacity": 9})
+    enabled = Enabled(lite, "IP", fields=[tags], values={"tags": [1]})
+    upsert, sent = MilvusClient.upsert, []
+
+    def noted(self, name, data, *args, **options):
+        sent.append((name, options.get("field_ops")))
+        return upsert(self, name, data, *args, **options)
+
+    row = {"id": 7, "tags": [2]}
+    monkeypatch.setattr(MilvusClient, "upsert", noted)
+    enabled.client.upsert(
+        enabled.name, [row], partial_update=True, field_ops={"tags": "array_append"}
+    )
+    name, changes = sent[-1]
+    assert (name, changes["tags"].op) == (enabled.name, FieldOpType.ARRAY_APPEND)
+
+
+def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatch):
+    """The state changes meanwhile, after which a write that fails is repeated."""
+    enabled = Enabled(lite, "IP")
+    state = json.loads(enabled.plain.describe_collection(enabled.name)["properties"]["hubness"])
+    state["profiles"]["default"]["strength"] = 0.9
+    inserted, insert = [], MilvusClient.insert
+
+    def failing(*args, **options):
+        enabled.plain.alter_collection_properties(enabled.name, {"hubness": json.dumps(state)})
+        raise MilvusException(8, "rate limit exceeded")
+
+    def noted(*args, **options):
+        inserted.append(options)
+        return insert(*args, **options)
+
+    monkeypatch.setattr(MilvusClient, "upsert", failing)
+    monkeypatch.setattr(MilvusClient, "insert", noted)
+    row = {"id": 5_000, "vector": enabled.items[0], "group": 1}
+    for client in (enabled.client, enabled.client.behind):
+        inserted.clear()
+        with pytest.raises(MilvusException, match=r"stored in .* rate limit .* again by upsert"):
+            client.insert(enabled.name, [row])
+        # Once to the proxy, and once to Milvus.
+        assert len(inserted) == (2 if client is enabled.client else 1)
 
 
 @pytest.mark.parametrize("method", ["Search", "Insert", "HybridSearch", "Query", "DescribeIndex"])
