@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from pymilvus import DataType, MilvusClient
+from pymilvus.client import ts_utils
 from pymilvus.client.iterator import QueryIterator, SearchIterator
 from pymilvus.exceptions import ParamError
 
@@ -80,6 +81,15 @@ def stub_of(client: MilvusClient) -> Any:
 def database_of(client: Any) -> str:
     """Return the database that a client uses, "" for the default one; no public member has it."""
     return str(client._generate_call_context().get_db_name() or "")
+
+
+def last_write_of(client: MilvusClient, collection: str) -> int:
+    """Return Milvus's timestamp of the last write of this process to a collection; 0 without one.
+
+    The client's methods leave it out of their answers, and keep it for their own searches.
+    """
+    address = connection_of(client).server_address
+    return int(ts_utils.get_collection_ts(collection, address, database_of(client)))
 
 
 def forget_schema(client: Any, connection: Any, collection: str) -> None:

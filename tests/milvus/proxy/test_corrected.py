@@ -15,6 +15,7 @@ from pymilvus import (
     RRFRanker,
     WeightedRanker,
 )
+from pymilvus.client import ts_utils
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
@@ -22,6 +23,7 @@ from milvus_hubness import NNN, Beside, QueryBank, Recipe, disable, enable, migr
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
+from milvus_hubness.milvus.pymilvus_private import connection_of
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
@@ -278,6 +280,25 @@ def test_an_update_by_what_fields_hold_passes_where_biases_are_beside_the_vector
     )
     name, changes = sent[-1]
     assert (name, changes["tags"].op) == (enabled.name, FieldOpType.ARRAY_APPEND)
+
+
+@pytest.mark.parametrize("method", ["insert", "upsert", "delete"])
+def test_the_answer_to_a_write_has_its_time_for_the_next_search_of_a_session(lite, method):
+    """Milvus Lite knows no time of a write: that which pymilvus keeps for its own searches is passed on."""
+    if method == "delete":
+        moving = Moving(lite).forward()
+        client, name = moving.client, moving.source
+    else:
+        enabled = Enabled(lite, "IP")
+        client, name = enabled.client, enabled.name
+    connection = connection_of(lite.client())
+    ts_utils.update_collection_ts(name, 1_234, connection.server_address)
+    row = {"id": 900, "vector": [1.0] * 16, "group": 1}
+    arguments = [900] if method == "delete" else [[row]]
+    behind = connection_of(client)
+    ts_utils.GlobalCache.collection_ts.invalidate(behind.server_address, "", name)
+    getattr(client, method)(name, *arguments)
+    assert ts_utils.get_collection_ts(name, behind.server_address) == 1_234
 
 
 def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatch):
