@@ -93,8 +93,20 @@ def request_type(method: str) -> Any:
 
 
 def request_of(method: str, message: bytes) -> Any:
-    """Parse the request of a method. Raises google.protobuf.message.DecodeError."""
-    return GetMessageClass(request_type(method)).FromString(message)
+    """Parse the request of a method.
+
+    Raises google.protobuf.message.DecodeError, and InvalidInput for more rows than it can hold.
+    """
+    request = GetMessageClass(request_type(method)).FromString(message)
+    # Each row takes a byte of a column at least, and the number alone would make objects of rows.
+    row_count = getattr(request, "num_rows", 0)
+    if row_count > len(message):
+        raise InvalidInput(
+            f"the columns of a write of {len(message):,} bytes cannot have {row_count:,} rows: "
+            "correct num_rows"
+        )
+
+    return request
 
 
 def response_of(method: str, message: bytes) -> Any:

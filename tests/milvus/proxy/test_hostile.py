@@ -6,10 +6,13 @@ import pytest
 from pymilvus import MilvusClient
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
+from milvus_hubness.milvus.proxy import messages
+from milvus_hubness.milvus.pymilvus_private import connection_of
 from tests.milvus.proxy.hostile import DIM, as_json, hostile_messages, search_of
 from tests.milvus.proxy.raw_calls import SERVICE, UNLIMITED
 from tests.milvus.proxy.running import ProxyHere, ProxyProcess
 from tests.support.galleries import vectors
+from tests.support.reranked import Enabled
 
 CALL_SECONDS = 15
 EVERY = 20
@@ -114,6 +117,20 @@ def test_decimals_that_milvus_refuses(lite, target):
                 )
                 status = milvus_pb2.SearchResults.FromString(answer).status
                 assert f"`round_decimal` value {decimals[:7]}" in status.reason, (method, status)
+
+
+@pytest.mark.parametrize("request_type", [milvus_pb2.InsertRequest, milvus_pb2.UpsertRequest])
+def test_a_number_of_rows_alone_makes_no_rows(lite, request_type):
+    """Where biases are beside the vectors, the proxy makes an object of each."""
+    enabled = Enabled(lite, "IP")
+    request = request_type(collection_name=enabled.name, num_rows=5_000_000)
+    method = messages.method_of(request)
+    with grpc.insecure_channel(connection_of(enabled.client).server_address) as channel:
+        answer = channel.unary_unary(SERVICE + method)(
+            request.SerializeToString(), timeout=CALL_SECONDS
+        )
+    status = milvus_pb2.MutationResult.FromString(answer).status
+    assert "cannot have 5,000,000 rows" in status.reason
 
 
 def test_a_failure_that_nobody_foresaw_is_logged_in_some_lines(lite, target, caplog, monkeypatch):
