@@ -106,11 +106,13 @@ class Connections:
         forgotten = monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if len(os.listdir(_FILES)) >= CROWDED * self.most:
-                self.make_room()
-            elif monotonic() - forgotten >= FORGET_SECONDS:
-                self._forget_ended({peer for peer, _ in self.open_files()})
-                forgotten = monotonic()
+            # Without a file that may be opened, they cannot be looked at: then at the next look.
+            with suppress(OSError):
+                if len(os.listdir(_FILES)) >= CROWDED * self.most:
+                    self.make_room()
+                elif monotonic() - forgotten >= FORGET_SECONDS:
+                    self._forget_ended({peer for peer, _ in self.open_files()})
+                    forgotten = monotonic()
 
     def make_room(self) -> None:
         """Close connections of those users who have the most, where there are too many."""

@@ -3,6 +3,9 @@
 How long the other waits, and how much memory the proxy takes, is measured by benchmarks/hostile_proxy.py.
 """
 
+import asyncio
+import errno
+import os
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,7 +14,7 @@ import grpc
 import pytest
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
-from milvus_hubness.milvus.proxy import admission, intake
+from milvus_hubness.milvus.proxy import admission, connections, intake
 from milvus_hubness.milvus.proxy.connections import CROWDED, Connections
 from milvus_hubness.milvus.proxy.headers import identity_in
 from milvus_hubness.milvus.proxy.options import CALLS_OF_CONNECTION, CALLS_OF_USER
@@ -201,6 +204,25 @@ def test_a_connection_has_one_name(mapped):
     assert connections.of(mapped) is connections.of("ipv4:127.0.0.1:5000")
     assert connections.of("ipv6:%5B::1%5D:5000") is not connections.of(mapped)
     assert connections.of("unix:/tmp/socket") is not connections.of("unix:/tmp/socket")
+
+
+async def test_connections_are_watched_again_after_no_file_could_be_opened(monkeypatch):
+    watched, list_files = Connections(64), os.listdir
+    looks = []
+
+    def out_of_files(path):
+        looks.append(path)
+        if len(looks) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return list_files(path)
+
+    monkeypatch.setattr(connections.os, "listdir", out_of_files)
+    monkeypatch.setattr(connections, "WATCH_SECONDS", 0.01)
+    watching = asyncio.create_task(watched.watch())
+    while len(looks) <= 2 and not watching.done():
+        await asyncio.sleep(0.01)
+    assert not watching.done()
+    watching.cancel()
 
 
 # -- wrong tokens -------------------------------------------------------------------------------------------------
