@@ -489,7 +489,7 @@ class Searches:
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
             if not metric:
                 metric = yield from self._states.metric(
-                    collection, request.anns_field, options.get("timeout")
+                    collection, cached, request.anns_field, options.get("timeout")
                 )
             metrics.append(str(metric).upper())
 

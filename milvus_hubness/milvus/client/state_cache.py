@@ -190,6 +190,8 @@ class CachedState:
     collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
+    metrics: dict[str, str] = field(default_factory=dict, compare=False)
+    """Metrics of indexes, by field, as far as they were needed."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
     """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
@@ -276,15 +278,12 @@ class StateCache:
 
         self._loaded: set[str] = set()
         """Side collections and banks that are loaded."""
-        self._metrics: dict[tuple[str, str], str] = {}
-        """Metrics of indexes, by collection and field."""
         self._version: str | None = None
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
         self._forgotten += 1
         self._loaded.clear()
-        self._metrics.clear()
         if collection is None:
             self._states.clear()
             self._last.clear()
@@ -623,14 +622,17 @@ class StateCache:
             yield Ask("load_collection", (collection, timeout))
         self._loaded.add(collection)
 
-    def metric(self, collection: str, field: str, timeout: float | None) -> Operation[str]:
-        """Return the metric of a field's index, in capitals."""
-        key = (collection, field)
-        if key not in self._metrics:
-            names = yield Ask("list_indexes", key)
-            index = yield Ask("describe_index", (collection, names[0], timeout))
-            self._metrics[key] = str(index["metric_type"]).upper()
-        return self._metrics[key]
+    def metric(
+        self, collection: str, cached: CachedState, field: str, timeout: float | None
+    ) -> Operation[str]:
+        """Return the metric of a field's index, in capitals; it is as old as this state at most."""
+        metric = cached.metrics.get(field)
+        if metric is None:
+            name = cached.real_name or collection
+            names = yield Ask("list_indexes", (name, field))
+            index = yield Ask("describe_index", (name, names[0], timeout))
+            metric = cached.metrics[field] = str(index["metric_type"]).upper()
+        return metric
 
 
 def _described(description: Mapping[str, Any], collection: str, expires_at: float) -> CachedState:

@@ -457,7 +457,7 @@ def _merged_here(
         metric = state.metric if state else part.value(METRIC)
         if not metric:
             metric = yield from operations.states.metric(
-                request.collection_name, part.value(FIELD) or "", None
+                request.collection_name, cached, part.value(FIELD) or "", None
             )
         metrics.append(str(metric).upper())
 

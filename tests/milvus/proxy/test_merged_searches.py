@@ -8,7 +8,16 @@ from pymilvus.exceptions import MilvusException, ParamError
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, migrate, plan_correction
+from milvus_hubness import (
+    NNN,
+    Beside,
+    HubnessClient,
+    QueryBank,
+    Recipe,
+    enable,
+    migrate,
+    plan_correction,
+)
 from milvus_hubness.milvus.proxy.columns import joined, take_rows
 from milvus_hubness.milvus.proxy.searching import _ranker
 from tests.milvus.proxy.conftest import ProxyBackend
@@ -267,6 +276,22 @@ def test_hybrid_searches_that_are_merged_here(two, ranker):
         asked = (two.name, two.requests(), RANKERS[ranker])
         expected = two.client.behind.hybrid_search(*asked, **options)
         assert_same(two.client.hybrid_search(*asked, **options), expected)
+
+
+def test_an_index_that_is_made_again_is_weighed_by_its_new_metric(lite):
+    two = TwoFields(lite, "COSINE", "in")
+    clients = [two.client, lite.client(HubnessClient, state_ttl=0.0)]
+    for metric in ("IP", "COSINE"):
+        two.client.release_collection(two.name)
+        two.client.drop_index(two.name, "picture")
+        index = two.client.prepare_index_params("picture", index_type="FLAT", metric_type=metric)
+        two.client.create_index(two.name, index)
+        two.client.load_collection(two.name)
+        fresh = lite.client(HubnessClient)
+        expected = fresh.hybrid_search(two.name, two.requests(), RANKERS["weighted"])
+        for client in clients:
+            found = client.hybrid_search(two.name, two.requests(), RANKERS["weighted"])
+            assert_same(found, expected)
 
 
 def test_each_request_says_how_strongly(two):
