@@ -30,6 +30,7 @@ from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     DualWrite,
 )
+from milvus_hubness.milvus.client.catalog import other_database
 from tests.support.galleries import plain_collection, vectors
 from tests.support.ledgers import let_write
 from tests.support.recipes import as_recipe
@@ -191,7 +192,7 @@ def test_a_side_collection_is_emptied_with_its_owner(side_biases, called):
 def test_corrected_collections_stay_in_their_database(corrected, side_biases, called):
     client, name = corrected
     plain = f"{name}__bank"
-    for target_db, source in (("elsewhere", plain), ("", name)):
+    for target_db, source in (("elsewhere", plain), ("", name), ("default", name)):
         client.rename_collection(source, "renamed", target_db)
         client.restore_snapshot("s", source, "restored", target_db_name=target_db)
     with pytest.raises(UnsupportedOperation, match="cannot move to database 'elsewhere'"):
@@ -200,7 +201,22 @@ def test_corrected_collections_stay_in_their_database(corrected, side_biases, ca
         client.restore_snapshot("s", name, "restored", target_db_name="elsewhere")
     with pytest.raises(UnsupportedOperation, match="would share the biases"):
         client.restore_snapshot("s", side_biases[1], "restored")
-    assert [call for call, _, _ in called] == ["rename_collection", "restore_snapshot"] * 2
+    assert [call for call, _, _ in called] == ["rename_collection", "restore_snapshot"] * 3
+
+
+@pytest.mark.parametrize(
+    ("named", "current", "other"),
+    [
+        ("", "sales", ""),
+        (None, "", ""),
+        ("default", "", ""),
+        ("sales", "sales", ""),
+        ("sales", "", "sales"),
+        ("default", "sales", "default"),
+    ],
+)
+def test_which_database_is_another_one(named, current, other):
+    assert other_database(named, current) == other
 
 
 def test_fields_are_loaded_with_those_that_go_with_them(corrected, side_biases, called):

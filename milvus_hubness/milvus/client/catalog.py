@@ -326,6 +326,15 @@ class Catalog:
         )
 
 
+def other_database(named: str | None, current: str) -> str:
+    """Return the database that a call names, or "" if that is the current one.
+
+    A call that names none is about the current one, and "" as the current one is "default".
+    """
+    is_current = not named or named == (current or "default")
+    return "" if is_current else str(named)
+
+
 def _is_copied_to(origin: CollectionId, dual_write: DualWrite, store: MilvusStore) -> bool:
     """Whether a migration lets writes go to an existing copy as well; a property alone does not."""
     copy = dual_write.collection

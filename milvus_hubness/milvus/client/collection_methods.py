@@ -9,7 +9,7 @@ from pymilvus import CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.milvus.client.steps import Ask
-from milvus_hubness.milvus.pymilvus_private import EscapedKeys
+from milvus_hubness.milvus.pymilvus_private import EscapedKeys, database_of
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.client.new_collections import CorrectionConfig
@@ -179,8 +179,9 @@ class CollectionMethods(EscapedKeys):
         and another database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
+        database = self._other_database(target_db, "")
         return self._run(
-            self._operations.catalog.rename_collection(old_name, new_name, target_db, call, timeout)
+            self._operations.catalog.rename_collection(old_name, new_name, database, call, timeout)
         )
 
     def restore_snapshot(
@@ -207,11 +208,17 @@ class CollectionMethods(EscapedKeys):
             timeout,
         )
         call = Ask("restore_snapshot", args, kwargs)
-        other_database = target_db_name if target_db_name != source_db_name else ""
+        database = self._other_database(target_db_name, source_db_name)
         operation = self._operations.catalog.restore_snapshot(
-            source_collection_name, target_collection_name, other_database, call, timeout
+            source_collection_name, target_collection_name, database, call, timeout
         )
         return self._run(operation)
+
+    def _other_database(self, target: str | None, source: str) -> str:
+        # An import that a client without such calls does not pay for.
+        from milvus_hubness.milvus.client.catalog import other_database
+
+        return other_database(target, source or database_of(self))
 
     def alter_alias(
         self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any

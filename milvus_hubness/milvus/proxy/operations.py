@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from milvus_hubness.milvus.client.catalog import aliases_out
+from milvus_hubness.milvus.client.catalog import aliases_out, other_database
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
@@ -99,14 +99,14 @@ def load(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def rename(operations: Operations, request: Any) -> Operation[Any]:
-    database = request.newDBName if request.newDBName != request.db_name else ""
+    database = other_database(request.newDBName, request.db_name)
     return operations.catalog.rename_collection(
         request.oldName, request.newName, database, Send(request)
     )
 
 
 def restore(operations: Operations, request: Any) -> Operation[Any]:
-    database = request.target_db_name if request.target_db_name != request.db_name else ""
+    database = other_database(request.target_db_name, request.db_name)
     return operations.catalog.restore_snapshot(
         request.collection_name, request.target_collection_name, database, Send(request)
     )

@@ -93,6 +93,9 @@ _STATUS_SECONDS = 2.0
 WRITES = ("Insert", "Upsert")
 """Methods whose messages may have many parts: rows."""
 
+MOVES = ("RenameCollection", "RestoreSnapshot")
+"""Methods that may lead from one database to another."""
+
 READS = ("Search", "HybridSearch", "Query")
 """Methods whose answers may be large."""
 
@@ -311,6 +314,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         """
         request = await call.request()
         database = getattr(request, "db_name", "") or header(call.headers, DATABASE)
+        if call.method in MOVES:
+            # The operation compares it with the database that the request names besides.
+            request.db_name = database
         session = self._sessions.of(call.heard.identity, database)
         collection = (
             request.oldName if call.method == "RenameCollection" else request.collection_name

@@ -24,6 +24,7 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
 from milvus_hubness.milvus.pymilvus_private import connection_of
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
@@ -377,12 +378,37 @@ def test_a_collection_is_dropped_with_its_bank_but_not_under_a_job(corrected):
             client.rename_collection(corrected.name, "renamed")
     with pytest.raises(MilvusException, match="cannot move to database"):
         client.rename_collection(corrected.name, "renamed", "elsewhere")
+    other = corrected.backend.name("renamed")
+    client.rename_collection(corrected.name, other, "default")
+    assert plain.has_collection(other)
+    client.rename_collection(other, corrected.name)
     client.load_collection(corrected.name, load_fields=["id", "vector"])
     assert client.search(corrected.name, data=corrected.query)[0]
     assert plain.has_collection(bank)
     client.drop_collection(corrected.name)
     assert not plain.has_collection(bank)
     assert not plain.has_collection(corrected.name)
+
+
+def test_a_collection_stays_in_the_database_that_its_client_names_in_the_metadata(lite):
+    """pymilvus names it there, and not in the request of a rename."""
+    rng, name, plain = np.random.default_rng(9), lite.name(), lite.client()
+    database = f"of_{name}"
+    plain.create_database(database)
+    there = MilvusClient(lite.uri, db_name=database)
+    plain_collection(there, name, vectors(rng, ITEMS, DIM), "IP")
+    recipe = Recipe(QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K), verdict="warn")
+    store = MilvusStore(there)
+    target = migrate(store, plan_correction(store, name, recipe), no_writers=True).target
+
+    client = MilvusClient(lite.proxies.uri(lite.uri), db_name=database)
+    with pytest.raises(MilvusException, match="cannot move to database 'default'"):
+        client.rename_collection(target, "renamed", "default")
+    client.rename_collection(target, "renamed", database)
+    assert there.has_collection("renamed")
+    for each in there.list_collections():
+        there.drop_collection(each)
+    plain.drop_database(database)
 
 
 @pytest.mark.parametrize("read", READS)
