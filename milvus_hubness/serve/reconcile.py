@@ -172,13 +172,22 @@ class Reconciler:
         self._stop = stop
         # None before the first reconciliation and after an error of the database.
         self._opened: Store | None = None
+        # The store that such an error came from, until there is another.
+        self._broken: Store | None = None
         self._lease: Lease | None = None
         self._held = ExitStack()
 
     @property
     def store(self) -> Store:
         """The store, opened when needed. Raises ServerUnavailable."""
-        self._opened = self._opened or self._open_store()
+        if self._opened is None:
+            self._opened = self._open_store()
+            # The lease stays held, or this service would wait for itself until it expires.
+            if self._lease is not None:
+                self._lease.reconnect(self._opened)
+            if self._broken is not None:
+                self._broken.close()
+                self._broken = None
         return self._opened
 
     @property
@@ -214,7 +223,8 @@ class Reconciler:
             result = "failed"
             message = str(error)
             # A connection may stay broken, so the next reconciliation opens another.
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and self._opened is not None:
+                self._broken = self._opened
                 self._opened = None
         except Exception as error:
             # A fault of the program: its place goes into the message, since no traceback is shown.
@@ -277,6 +287,8 @@ class Reconciler:
             self._lease = self._held.enter_context(lease)
             return
 
+        # Opened first: the lease reads its records by the connection that works.
+        _ = self.store
         try:
             self._lease.check()
         except LeaseLost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from zoneinfo import ZoneInfo
 
@@ -145,7 +146,9 @@ class Service:
         """Wait until the database answers, or `stop` is called. Raises InvalidConfig."""
         while not self._stop.is_set():
             try:
-                self._check(self._open_store())
+                # Closed, as a database that refuses a request gets another one every two seconds.
+                with closing(self._open_store()) as store:
+                    self._check(store)
                 return
             except StoreError as error:
                 # Each error is reported once, not at every attempt.

@@ -1,8 +1,10 @@
 """The service over HTTP, and what it does when looks fail, are left to others, or are to end."""
 
 import json
+import math
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -17,8 +19,9 @@ from milvus_hubness.errors import (
     InvalidParameter,
     LeaseHeld,
     ServerUnavailable,
+    StoreError,
 )
-from milvus_hubness.serve import ServicePolicy
+from milvus_hubness.serve import ServicePolicy, service
 from milvus_hubness.serve.http_limits import HttpLimits
 from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
 
@@ -157,6 +160,69 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         read[("refreshes_total", "unfinished", "failed")],
         read[("refreshes_total", "none", "ok")],
     ) == (1, 1)
+
+
+class Connection(Ledger):
+    """One of several to the same records, which may break for good."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+        self.is_broken = False
+
+    def records(self, ledger, *groups):
+        if self.is_broken:
+            raise ServerUnavailable("the token has expired")
+        return super().records(ledger, *groups)
+
+    def put_records(self, ledger, records):
+        self.records(ledger)
+        super().put_records(ledger, records)
+
+
+def test_a_connection_that_stays_broken_is_replaced_and_closed(file):
+    """The service's own lease goes on by the new one."""
+    kept_records, opened = {}, []
+
+    def open_store():
+        opened.append(Connection(kept_records))
+        return opened[-1]
+
+    def job(store, collection, options):
+        store.records("hubness_ledger")
+        return kept()
+
+    with Running(file, job, open_store=open_store) as running:
+        running.wait_for("ready")
+        worker = running.service._workers[0]
+        opened[-1].is_broken = True
+        worker._reconciler._lease._checked_at = -math.inf
+        worker.request("fill")
+        assert running.wait_for("reconciled", 2)["message"] == "the token has expired"
+        worker._reconciler._lease._checked_at = -math.inf
+        worker.request("fill")
+        assert running.wait_for("reconciled", 3)["result"] == "ok"
+        assert [each.is_closed for each in opened] == [True, True, False]
+
+
+def test_a_database_that_refuses_a_request_is_asked_by_one_connection_at_a_time(file, monkeypatch):
+    """Each that stays open would keep a socket, and there is one every two seconds."""
+    opened = []
+
+    def refuse(file, store, **options):
+        raise StoreError("permission denied")
+
+    def open_store():
+        opened.append(Ledger())
+        return opened[-1]
+
+    monkeypatch.setattr(service, "database_faults", refuse)
+    policy = ServicePolicy(connect_seconds=0.01)
+    with Running(file, Job(), open_store=open_store, policy=policy) as running:
+        running.wait_for("waiting")
+        while len(opened) < 5:
+            time.sleep(0.01)
+    assert all(each.is_closed for each in opened)
 
 
 def test_an_error_nobody_foresaw_does_not_end_the_service(file):

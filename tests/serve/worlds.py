@@ -46,7 +46,11 @@ class Ledger:
 
     def __init__(self):
         self.kept = {}
+        self.is_closed = False
         self._lock = threading.Lock()
+
+    def close(self):
+        self.is_closed = True
 
     def put_records(self, ledger, records):
         with self._lock:

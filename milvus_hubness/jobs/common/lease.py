@@ -118,6 +118,11 @@ class Lease:
         if further := [name for name in collections if name not in self._entries]:
             self._claim(further)
 
+    def reconnect(self, store: Store) -> None:
+        """Go on by another connection to the same database."""
+        self._unfenced = store
+        self.store = store.fenced(self)
+
     @property
     def token(self) -> int:
         """The fencing token of the first collection."""
