@@ -412,8 +412,9 @@ class CollectionTable(_Table):
 
     @property
     def label(self) -> str:
-        """The collection and, if given, its field and profile: products/vector/image."""
-        return "/".join(filter(None, (self.name, self.field, self.profile)))
+        """The collection and, if given, its field and profile: products/vector/image, products//image."""
+        # An empty place for the field: a profile may have the name of a field.
+        return "/".join((self.name, self.field or "", self.profile or "")).rstrip("/")
 
 
 def _clicks_of(path: str, key_column: str | None, pairs: str | None) -> dict[Key, float]:

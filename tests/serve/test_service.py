@@ -205,7 +205,7 @@ def test_a_connection_that_stays_broken_is_replaced_and_closed(file):
         assert [each.is_closed for each in opened] == [True, True, False]
 
 
-def test_a_database_that_refuses_a_request_is_asked_by_one_connection_at_a_time(file, monkeypatch):
+def test_a_database_that_refuses_a_request_has_one_connection_at_a_time(file, monkeypatch):
     """Each that stays open would keep a socket, and there is one every two seconds."""
     opened = []
 
@@ -279,6 +279,17 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
     assert second.calls == []
     with Running(file, second, ledger) as other:
         assert other.wait_for("reconciled")["result"] == "ok"
+
+
+def test_a_profile_that_is_called_like_a_field_has_a_lease_of_its_own(tmp_path, any_collection):
+    tables = "".join(
+        f'[[collection]]\nname = "products"\n{key} = "image"\n{NEVER}'
+        for key in ("field", "profile")
+    )
+    with Running(config_file(tmp_path, HTTP + tables), Job()) as running:
+        results = [running.wait_for("reconciled", count) for count in (1, 2)]
+    assert [each["result"] for each in results] == ["ok", "ok"]
+    assert {each["collection"] for each in results} == {"products/image", "products//image"}
 
 
 def test_a_restart_shows_what_was_seen_before(file):
