@@ -92,7 +92,7 @@ class Timing:
         return cls(text, None)
 
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
-        """Return the next time after this one.
+        """Return the next time after this one, in UTC unless it is an interval.
 
         zone: the time zone of cron, in which weekday 0 is Sunday, and of a day of the month and a
         weekday one must hold.
@@ -100,7 +100,8 @@ class Timing:
         if self.every is not None:
             return moment + self.every
         next_time: datetime = next(CronSim(self.text, moment.astimezone(zone)))
-        return next_time
+        # Times of one zone compare by the clock on the wall, which shows an hour twice in autumn.
+        return next_time.astimezone(timezone.utc)
 
     def __str__(self) -> str:
         return f"every {self.text}" if self.every is not None else f"at {self.text}"

@@ -82,3 +82,11 @@ def test_times_that_passed_are_counted():
     assert calendar.passed(first + timedelta(minutes=10)) == {}
     assert calendar.passed(first + timedelta(minutes=61)) == {"minute": 51, "hour": 1}
     assert calendar.next_times["hour"] == first + timedelta(hours=2)
+
+
+def test_in_the_hour_that_comes_twice_the_earlier_time_is_first():
+    """At 02:06 in summer time on 25 October 2026, 02:50 comes next, and then 02:05 in winter time."""
+    timings = {"fill": Timing.parse("5 * * * *"), "refresh": Timing.parse("50 2 * * *")}
+    calendar = Calendar(timings, ZoneInfo("Europe/Berlin"))
+    calendar.begin(datetime(2026, 10, 25, 0, 6, tzinfo=UTC))
+    assert min(calendar.next_times.values()) == datetime(2026, 10, 25, 0, 50, tzinfo=UTC)
