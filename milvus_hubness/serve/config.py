@@ -107,6 +107,10 @@ class Timing:
         return f"every {self.text}" if self.every is not None else f"at {self.text}"
 
 
+CLOCK_STEP = timedelta(minutes=1)
+"""By how much the clock may be set back without new times: by less, cron would run twice."""
+
+
 class Calendar:
     """The next times of tasks. zone: the time zone of cron."""
 
@@ -117,13 +121,23 @@ class Calendar:
         self.next_times: dict[str, datetime] = {}
         """The next time of each task; empty before `begin`."""
 
+        self._last = datetime.min.replace(tzinfo=timezone.utc)
+
     def begin(self, moment: datetime) -> None:
+        self._last = moment
         self.next_times = {
             task: timing.after(moment, self._zone) for task, timing in self._timings.items()
         }
 
     def passed(self, moment: datetime) -> dict[str, int]:
-        """Return how many times of each task have passed by this moment, since the last call."""
+        """Return how many times of each task have passed by this moment, since the last call.
+
+        If the clock was set back since, all times are counted from this moment.
+        """
+        if self._last - moment > CLOCK_STEP:
+            self.begin(moment)
+        self._last = moment
+
         counts: dict[str, int] = {}
         for task in self.next_times:
             while self.next_times[task] <= moment:

@@ -32,6 +32,8 @@ from milvus_hubness.serve.reconcile import (
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 """Upper bounds of the buckets of the histogram."""
 LABELS = ("collection", "field", "profile")
+LONGEST_WAIT = 60.0
+"""Seconds after which a worker looks at the clock again, which may be set while it waits."""
 
 
 class ServiceMetrics:
@@ -323,7 +325,8 @@ class Worker:
                 reason = "running"
             else:
                 next_time = min(self._calendar.next_times.values())
-                self._woken.wait(max(0.0, (next_time - now()).total_seconds()))
+                seconds = (next_time - now()).total_seconds()
+                self._woken.wait(min(max(0.0, seconds), LONGEST_WAIT))
                 reason = "late"
 
         self._reconciler.release()

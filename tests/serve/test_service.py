@@ -7,9 +7,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from datetime import timedelta
 
 import numpy as np
 import pytest
+import time_machine
 from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness.correction.estimators import NNN
@@ -21,8 +23,9 @@ from milvus_hubness.errors import (
     ServerUnavailable,
     StoreError,
 )
-from milvus_hubness.serve import ServicePolicy, service
+from milvus_hubness.serve import ServicePolicy, service, worker
 from milvus_hubness.serve.http_limits import HttpLimits
+from milvus_hubness.serve.reconcile import now
 from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
 
 HTTP = '[http]\nlisten = "127.0.0.1:0"\n'
@@ -290,6 +293,15 @@ def test_a_profile_that_is_called_like_a_field_has_a_lease_of_its_own(tmp_path, 
         results = [running.wait_for("reconciled", count) for count in (1, 2)]
     assert [each["result"] for each in results] == ["ok", "ok"]
     assert {each["collection"] for each in results} == {"products/image", "products//image"}
+
+
+def test_a_worker_looks_at_the_clock_again_while_it_waits(file, monkeypatch):
+    """The clock may be set, or a machine sleep, while nothing is due for a day."""
+    monkeypatch.setattr(worker, "LONGEST_WAIT", 0.02)
+    with Running(file, Job()) as running, time_machine.travel(now(), tick=True) as clock:
+        running.wait_for("ready")
+        clock.shift(timedelta(hours=25))
+        assert running.wait_for("reconciled", 2)["result"] == "ok"
 
 
 def test_a_restart_shows_what_was_seen_before(file):

@@ -90,3 +90,22 @@ def test_in_the_hour_that_comes_twice_the_earlier_time_is_first():
     calendar = Calendar(timings, ZoneInfo("Europe/Berlin"))
     calendar.begin(datetime(2026, 10, 25, 0, 6, tzinfo=UTC))
     assert min(calendar.next_times.values()) == datetime(2026, 10, 25, 0, 50, tzinfo=UTC)
+
+
+def test_a_clock_that_was_wrong_at_the_start_holds_nothing_up():
+    right = datetime(2026, 1, 1, tzinfo=UTC)
+    timings = {"minute": Timing.parse("60s"), "day": Timing.parse("0 3 * * *")}
+    calendar = Calendar(timings, UTC)
+    calendar.begin(right + timedelta(days=365))
+    assert calendar.passed(right) == {}
+    assert calendar.next_times["minute"] == right + timedelta(minutes=1)
+    assert calendar.next_times["day"] == right + timedelta(hours=3)
+
+
+def test_a_clock_that_is_put_right_by_seconds_repeats_no_run():
+    night = datetime(2026, 1, 1, 3, tzinfo=UTC)
+    calendar = Calendar({"day": Timing.parse("0 3 * * *")}, UTC)
+    calendar.begin(night - timedelta(hours=1))
+    assert calendar.passed(night) == {"day": 1}
+    assert calendar.passed(night - timedelta(seconds=2)) == {}
+    assert calendar.passed(night + timedelta(seconds=2)) == {}
