@@ -212,6 +212,16 @@ def test_rows_of_plain_clients_are_filled_and_those_of_deleted_rows_go(beside):
     beside.assert_found(beside.new)
 
 
+def test_a_collection_that_has_lost_all_rows_gets_another_bank(beside):
+    beside.store.delete(beside.name, beside.keys)
+    done = beside.refreshed()
+    assert (done.action, done.rows) == ("full", 0)
+    assert beside.state.other.use == "former"
+    beside.items, beside.keys = beside.items[:0], []
+    beside.write(0, vectors(beside.rng, 1, DIM)[0])
+    beside.assert_found(beside.new)
+
+
 def test_a_slow_writer_gives_its_row_the_bias_of_a_refresh_that_began_meanwhile(
     beside, monkeypatch
 ):

@@ -167,6 +167,18 @@ def test_another_bank_takes_its_place(live, monkeypatch):
 
 
 @pytest.mark.lite_only
+def test_a_collection_that_has_lost_all_rows_gets_another_bank(live):
+    live.client.delete(live.alias, filter="id >= 0")
+    live.rows = {}
+    done = refresh(live.store, live.alias, QueryBank(live.other))
+    assert (done.action, done.collection, done.rows) == ("full", f"{live.name}_r2", 0)
+    row = vectors(np.random.default_rng(6), 1, DIM)[0]
+    live.client.insert(live.alias, [{"id": 1, "vector": row, "group": 1}])
+    live.rows = {1: row}
+    live.assert_found(live.other)
+
+
+@pytest.mark.lite_only
 def test_a_collection_without_a_name_that_can_move_is_left_as_it_is(live):
     live.store.drop_alias(live.alias)
     for plan in (True, False):

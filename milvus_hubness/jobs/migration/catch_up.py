@@ -23,7 +23,7 @@ from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, load_correc
 from milvus_hubness.jobs.common.fits import SAMPLED_ROWS
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
 from milvus_hubness.jobs.migration.compare import Endpoint, Pair, same_rows
-from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.migration.presence import require_collections
 from milvus_hubness.jobs.store.generations import Batch
@@ -291,19 +291,20 @@ class Verification:
     """How many of these are among the ten best in the copy."""
 
 
-def verified(
-    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
-) -> Verification:
+def expect_chunks(ledger: Ledger, migration: Migration) -> None:
+    """Raise StateError if the ledger has lost the chunks of a migration: an empty source has none."""
+    if migration.chunks and not ledger.chunks(migration):
+        raise StateError(
+            f"the ledger has lost the chunks of the migration to {migration.target!r}: start "
+            "again with --restart"
+        )
+
+
+def verified(pair: Pair, partitions: Sequence[str | None], equal: Pass) -> Verification:
     """Check, after the comparison `equal`, that no row is doubled, that
     sampled biases are those that the bank gives now, and that searches find
     rows in the copy as in the source. Raises VerificationFailed, StateError.
     """
-    if not chunks:
-        raise StateError(
-            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start "
-            "again with --restart"
-        )
-
     _check_counts(pair, partitions, equal.rows)
 
     biases = 0
@@ -503,8 +504,9 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
         step="verification",
     )
     require_collections(store, migration)
+    expect_chunks(ledger, migration)
     source = store.info(migration.source_now)
     validate_index(store, migration, source)
     pair = pair_of(store, migration)
     equal = run_pass(pair, source.partitions, migration, options, number=0)
-    return verified(pair, source.partitions, ledger.chunks(migration), equal)
+    return verified(pair, source.partitions, equal)

@@ -24,6 +24,7 @@ from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.migration.catch_up import (
     Pass,
+    expect_chunks,
     pair_of,
     run_pass,
     validate_index,
@@ -613,8 +614,8 @@ class Migrator:
         equal, _ = self._until_equal(pair, source.partitions)
 
         self._report("before-verify", rows_total=self.migration.rows)
-        chunks = self._ledger.chunks(self.migration)
-        result = asdict(verified(pair, source.partitions, chunks, equal))
+        expect_chunks(self._ledger, self.migration)
+        result = asdict(verified(pair, source.partitions, equal))
 
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})

@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.beside import SLOTS
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, OtherGeneration, Profile
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import EmptyCollection, InvalidInput
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pending
 from milvus_hubness.jobs.beside.generations import (
@@ -199,11 +199,17 @@ class BesideVectors(Refreshing):
         forget_fits(self.store, [state.with_profile(profile)], [state, *filling])
 
     def _with_miss_rate(self, state: CollectionState, bank: StoredBank) -> CollectionState:
-        """Return the state with a new measurement of the corrected answers that candidates miss."""
+        """Return the state with a new measurement of the corrected answers that candidates miss; without
+        a row that can be searched, the former one stays.
+        """
         if state.allowed_miss_rate is None:
             return state
 
-        gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
+        progress = self.options.progress
+        try:
+            gallery = read_gallery(self.store, self.info, state.field, progress=progress)
+        except EmptyCollection:
+            return state
         correction = load_correction(self.store, state, state.profile)
         measured, _ = measure(
             gallery,
