@@ -71,13 +71,15 @@ def train(
     from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.extras.quari.train import train
 
-    # dim is that of the vectors.
-    of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
+    # dim is that of the vectors, and form, on which other defaults depend, has an option of its own.
+    of_network = {field.name for field in fields(QuariConfig)} - {"dim", "form"}
     of_training = {field.name for field in fields(TrainingSettings)}
     # Only linear maps have a memory.
-    options: dict[str, Any] = {"form": form, "memory": MEMORY if form == "linear" else 0}
+    options: dict[str, Any] = {"memory": MEMORY if form == "linear" else 0}
     options |= pairs_of(param, "--param")
 
+    if "form" in options:
+        raise InvalidParameter("--param form: pass --form, on which other defaults depend")
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(
@@ -85,6 +87,7 @@ def train(
         )
 
     sizes = {name: value for name, value in options.items() if name in of_network}
+    sizes["form"] = form
     settings_of: Any = TrainingSettings.linear if form == "linear" else TrainingSettings
     settings = settings_of(
         **{name: value for name, value in options.items() if name in of_training}

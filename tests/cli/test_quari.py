@@ -209,6 +209,9 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
         run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter"
     )
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
+    for form, other in (("linear", "published"), ("published", "linear")):
+        other_form = run(*train, "--pairs", "pairs.npz", "--form", form, "--param", f"form={other}")
+        assert_fails(other_form, 2, "--param form: pass --form")
     wrong = run(*train, "--pairs", "pairs.npz", "--form", "published", "--param", "memory=5")
     assert_fails(wrong, 2, "memory is for the form linear")
     (folder / "broken").write_bytes(b"no network")
