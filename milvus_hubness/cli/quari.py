@@ -180,9 +180,17 @@ def import_weights(
 
     Example: milvus-hubness quari import-weights model_weights.pt --out network.safetensors --encoder clip-vit-b-16
     """
-    from milvus_hubness.extras.quari.checkpoint import Checkpoint
+    from milvus_hubness.extras.quari.checkpoint import NOT_IN_WEIGHTS, Checkpoint
 
-    network = Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param"))
+    options = pairs_of(param, "--param")
+    # Before the call, which has other parameters, such as encoder.
+    if unknown := options.keys() - set(NOT_IN_WEIGHTS):
+        names = ", ".join(NOT_IN_WEIGHTS)
+        raise InvalidParameter(
+            f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}"
+        )
+
+    network = Checkpoint.load_published(weights, encoder=encoder, **options)
     network.save(out)
     facts = {**_facts(network), "network": str(out)}
     show_result(

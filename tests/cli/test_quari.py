@@ -109,11 +109,11 @@ def test_weights_of_the_authors_are_imported(run, folder):
     )
     assert json.loads(judged.stdout)["quari"]["queries"] == 40
     assert_fails(run("quari", "import-weights", "pairs.npz", "--out", "other"), 1, "pairs.npz")
-    assert_fails(
-        run("quari", "import-weights", "model_weights.pt", "--out", "x", "--param", "rang=1"),
-        2,
-        "rang",
-    )
+    for name in ("rang", "encoder", "path"):
+        wrong = run(
+            "quari", "import-weights", "model_weights.pt", "--out", "x", "--param", f"{name}=1"
+        )
+        assert_fails(wrong, 2, f"--param {name}: unknown parameter")
 
 
 def test_every_option_is_heard(run, folder):
