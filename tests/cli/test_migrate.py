@@ -113,6 +113,17 @@ def test_a_rehearsal_moves_no_name_whatever_name_is_given(run, files):
     assert connect("shop.db").list_aliases("products_hubness")["aliases"] == []
 
 
+def test_a_rehearsal_refuses_a_name_that_cannot_move(run, files):
+    """At its beginning, and when it goes on: the run after it would end there."""
+    rehearse = ("migrate", "run", "--rehearse", "products", *AT_ONCE)
+    wrong = ("--alias", "products")
+    before = collections(files)
+    assert_fails(run(*rehearse, *BANK, *wrong), 1, "alias 'products' is the name of")
+    assert collections(files) == before
+    assert run(*rehearse, *BANK).returncode == 0
+    assert_fails(run(*rehearse, *wrong), 1, "alias 'products' is the name of")
+
+
 def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
     """Milvus Lite, which has no users, grants all; the requests change nothing."""
     (files / "token").write_text("shop:secret-of-the-shop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from milvus_hubness.basics.defaults import WHERE_FROM
@@ -65,19 +66,19 @@ def carry_out(
     planning: options.Planning,
     writers: options.Writers,
     session: Session,
-    switching: options.Switching | None = None,
+    switching: options.Switching,
     *,
+    is_rehearsal: bool = False,
     measure: bool = False,
 ) -> tuple[Store, Migration]:
     """Run the migration that the options plan, or resume the one that they name.
 
-    switching: None for a rehearsal.
+    is_rehearsal: whether no name moves. What a run would refuse of its names, a rehearsal refuses too.
     """
     from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store = connection.open()
-    name = switching or options.Switching()
 
     # --restart with a bank drops what there is, and plans again.
     resumed = None
@@ -87,21 +88,34 @@ def carry_out(
     if resumed is not None:
         planning.validate_resumed(store, resumed)
         # A rehearsal must not go on with a cutover.
-        if switching is None:
+        if is_rehearsal:
             resumed.require(*BEFORE_CUTOVER, step="a rehearsal")
         with session.open() as settings:
+            if is_rehearsal:
+                settings = replace(settings, confirm=_leave_names)
             migration = resume(
-                store, resumed.target, settings, alias=name.alias, rename=name.rename
+                store,
+                resumed.target,
+                settings,
+                alias=switching.alias,
+                rename=switching.rename,
             )
             return store, migration
 
     # Before the plan, which takes a while and would be printed.
     real_name = store.info(source, counted=False).name
     expect_free(store, real_name, planning.target or f"{real_name}_hubness")
-    plan = planning.plan(store, source, name, writers, measure=measure)
+    plan = planning.plan(store, source, switching, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
         show_before_switch(plan.to_dict())
 
     with session.open() as settings:
+        if is_rehearsal:
+            settings = replace(settings, confirm=_leave_names)
         return store, migrate(store, plan, settings)
+
+
+def _leave_names(_: Migration) -> bool:
+    """Return that no name moves to the verified copy."""
+    return False

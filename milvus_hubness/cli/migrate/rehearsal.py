@@ -39,7 +39,14 @@ def rehearse(
     session = Session(watching, pace, as_json=as_json)
     application = _application(connection, extent.application_token_file)
     store, migration = carry_out(
-        connection, source, planning, watching, session, measure=extent.measure
+        connection,
+        source,
+        planning,
+        watching,
+        session,
+        switching,
+        is_rehearsal=True,
+        measure=extent.measure,
     )
 
     alias = switching.alias or alias_of(store, migration, source)
