@@ -19,6 +19,9 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.guard import FEWEST_ROWS
 from milvus_hubness.errors import (
     Cancelled,
+    CollectionExists,
+    CollectionNotFound,
+    EmptyCollection,
     HubnessError,
     LeaseHeld,
     LeaseLost,
@@ -152,6 +155,9 @@ Task = Literal["fill", "refresh"]
 """fill: give rows without a bias theirs. refresh: check the bank and what else biases come from, too; it
 does the work of the other.
 """
+ANSWERED = (CollectionNotFound, CollectionExists, EmptyCollection)
+"""Errors of a database that has answered: its connection is not broken."""
+
 SERVICE_LEASE_SECONDS = 90.0
 """Time after which another service may take over from one that was killed."""
 
@@ -223,7 +229,8 @@ class Reconciler:
             result = "failed"
             message = str(error)
             # A connection may stay broken, so the next reconciliation opens another.
-            if isinstance(error, StoreError) and self._opened is not None:
+            is_broken = isinstance(error, StoreError) and not isinstance(error, ANSWERED)
+            if is_broken and self._opened is not None:
                 self._broken = self._opened
                 self._opened = None
         except Exception as error:

@@ -260,6 +260,15 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
         assert job.calls[3][1].recipe.bank is None
 
 
+def test_new_rows_do_not_wait_for_a_bank_that_is_dropped(tmp_path, any_collection):
+    job = Job()
+    file = config_file(tmp_path, PRODUCTS + 'bank = "collection:past"\n')
+    with Running(file, job) as running:
+        assert "no collection or alias 'past'" in running.wait_for("reconciled")["message"]
+        assert running.wait_for("reconciled", 2)["result"] == "ok"
+        assert job.calls[0][1].recipe.bank is None
+
+
 def test_another_process_at_work_is_no_failure(file):
     with Running(file, Job({"products": LeaseHeld("process 7 on db-1 is at work")})) as running:
         running.wait_for("ready")
