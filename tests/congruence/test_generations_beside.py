@@ -8,6 +8,7 @@ from milvus_hubness import (
     Beside,
     QueryBank,
     Recipe,
+    Sinkhorn,
     disable,
     enable,
     plan_correction,
@@ -15,7 +16,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.correction.state import OtherGeneration
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import EmptyCollection, InvalidInput
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
@@ -220,6 +221,13 @@ def test_a_collection_that_has_lost_all_rows_gets_another_bank(beside):
     beside.items, beside.keys = beside.items[:0], []
     beside.write(0, vectors(beside.rng, 1, DIM)[0])
     beside.assert_found(beside.new)
+
+
+def test_an_estimator_that_learns_from_the_gallery_is_not_fitted_without_rows(beside):
+    beside.store.delete(beside.name, beside.keys)
+    with pytest.raises(EmptyCollection, match=rf"'{beside.name}' has no rows .* insert items"):
+        beside.refreshed(estimator=Sinkhorn())
+    assert beside.state.other is None
 
 
 def test_a_slow_writer_gives_its_row_the_bias_of_a_refresh_that_began_meanwhile(

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.notebooks import ShownAsTable
+from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.correction.guard import FEWEST_ROWS as FEWEST_MEASURED
 from milvus_hubness.correction.guard import MOST_MEASURED, Evidence
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
-from milvus_hubness.errors import CorrectionNotRecommended
+from milvus_hubness.errors import CorrectionNotRecommended, EmptyCollection, InvalidInput
 from milvus_hubness.jobs.common.fits import Fit
 from milvus_hubness.jobs.common.judging import (
     Judging,
@@ -242,7 +243,15 @@ class Refreshing(ABC):
         if plan.needs_evaluation and evaluation is None and not options.force:
             return self.result("refused", f"{plan.reason}, but {UNEVALUATED}", verdict=verdict)
 
-        correction = self.fitted(plan, sample)
+        try:
+            correction = self.fitted(plan, sample)
+        except InvalidInput:
+            if len(sample.vectors):
+                raise
+            raise EmptyCollection(
+                f"{self.info.name!r} has no rows with a valid vector, on which "
+                f"{describe(to_dict(plan.estimator))} is fitted: insert items, and repeat the command"
+            ) from None
         if self.is_planned:
             return replace(self.planned(plan, correction), judged=evaluation, verdict=verdict)
 

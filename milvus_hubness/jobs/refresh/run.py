@@ -56,8 +56,8 @@ def refresh(
     say what would be done. changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
     UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
     InvalidParameter, CannotMigrate for a collection that cannot be copied, InvalidInput if no name can
-    move to a copy, or a target bank or the bank of a new profile is missing, and the exceptions of a
-    migration.
+    move to a copy, or a target bank or the bank of a new profile is missing, EmptyCollection without a
+    row on which the estimator is fitted, and the exceptions of a migration.
     """
     expect_store(store)
     if recipe is not None:
