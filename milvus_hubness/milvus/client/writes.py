@@ -454,7 +454,10 @@ def _side_rows(
     for side, columns in side_columns:
         keys = answer.get("ids") or [row[cached.key_field] for row in write.rows]
         keyed = [{cached.key_field: key} for key in keys]
-        side_rows.append((side, with_columns(keyed, columns)))
+        rows = with_columns(keyed, columns)
+        # An insert may have a key twice, but an upsert accepts it once: its last row stays.
+        last_of_key = {row[cached.key_field]: row for row in rows}
+        side_rows.append((side, list(last_of_key.values())))
     return side_rows
 
 

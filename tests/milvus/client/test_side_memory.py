@@ -258,6 +258,23 @@ def test_what_another_client_wrote_is_seen_after_the_ttl_and_what_it_wrote_itsel
     enabled.assert_found(fresh.search(enabled.name, data=list(enabled.queries)))
 
 
+def test_an_insert_that_has_a_key_twice_gets_one_bias(lite, monkeypatch):
+    """Newer Milvus refuses an upsert that has a key twice, after the insert that it took."""
+    enabled = Enabled(lite, "IP")
+    upsert = MilvusClient.upsert
+
+    def refusing(client, name, data, *args, **options):
+        if len({row["id"] for row in data}) < len(data):
+            raise MilvusException(1_100, "duplicate primary keys are not allowed in the same batch")
+        return upsert(client, name, data, *args, **options)
+
+    monkeypatch.setattr(MilvusClient, "upsert", refusing)
+    rows = [{"id": 900, "vector": vector, "group": 1} for vector in 3 * enabled.queries[:2]]
+    enabled.client.insert(enabled.name, rows)
+    side = enabled.state.codec.sides[enabled.state.profile.slot]
+    assert len(enabled.plain.query(side, filter="id == 900", consistency_level="Strong")) == 1
+
+
 def test_a_search_after_a_refresh_reads_its_biases(lite):
     enabled = Enabled(lite, "IP")
     client = enabled.new_client(state_ttl=AN_HOUR)
