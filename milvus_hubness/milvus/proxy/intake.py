@@ -58,7 +58,7 @@ COPIES = 2
 """An answer that is not taken is in memory twice: Python's bytes, and gRPC's."""
 
 SMALL_ANSWER = 4 << 10
-"""Bytes of an answer that no shortage keeps back: what was asked for may be done, as an import is."""
+"""Bytes of an answer that no shortage keeps back: the call may have begun something, as an import."""
 
 PART_BYTES = 100
 """Memory of a part of a message; protobuf takes 35 (a text) to 80 (a message)."""
