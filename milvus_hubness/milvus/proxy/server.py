@@ -342,6 +342,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             return _ending_in(error)
         if isinstance(error, ServerUnavailable):
             return Ending(grpc.StatusCode.UNAVAILABLE, str(error))
+        if isinstance(error, MilvusException) and isinstance(error.code, grpc.StatusCode):
+            # pymilvus has repeated a request of the proxy's own, and has given up.
+            return Ending(error.code, error.message)
         if isinstance(error, DecodeError):
             return Ending(grpc.StatusCode.INTERNAL, f"cannot parse the request of {method}")
         if not isinstance(error, HubnessError | MilvusException):

@@ -353,6 +353,22 @@ def test_what_nobody_foresaw_is_refused_at_once(corrected, monkeypatch, method):
     assert (refusal.value.code, len(asked)) == (65535, 1)
 
 
+def test_what_milvus_did_not_answer_the_proxy_either_is_unavailable(lite, monkeypatch):
+    """pymilvus repeats a request for minutes, and its last error has gRPC's code in place of Milvus's."""
+    enabled = Enabled(lite, "IP")
+    query = MilvusClient.query
+
+    def unanswered(client, name, *args, **options):
+        if "__bias_" in name:
+            raise MilvusException(grpc.StatusCode.UNAVAILABLE, "Retry run out of 75 retry times")
+        return query(client, name, *args, **options)
+
+    monkeypatch.setattr(MilvusClient, "query", unanswered)
+    with pytest.raises(MilvusException, match="run out of 75") as failed:
+        enabled.client.search(enabled.name, data=enabled.queries, retry_times=0)
+    assert failed.value.code == grpc.StatusCode.UNAVAILABLE
+
+
 # -- while a job is at work ------------------------------------------------------------------------------
 
 
