@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 from pymilvus import CollectionSchema
-from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
+from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
@@ -30,6 +30,7 @@ from milvus_hubness.correction.state import (
 from milvus_hubness.errors import (
     DimensionMismatch,
     DualWriteFailed,
+    HubnessError,
     InvalidInput,
     StoreError,
     UnsupportedOperation,
@@ -106,7 +107,7 @@ class Writes:
         if sent.side_rows or cached is not sent.cached:
             try:
                 yield from self._put_biases(write, sent, are_new, valid)
-            except (*PERHAPS_OUTDATED, grpc.RpcError) as error:
+            except (MilvusException, HubnessError, grpc.RpcError) as error:
                 # Of a class after which no caller repeats the call, which would store them twice.
                 raise StoreError(
                     f"the rows are stored in {write.collection!r}, their biases are not: "
@@ -165,10 +166,7 @@ class Writes:
             _, side_columns = yield from self._encoded(cached, write, are_new, valid)
             side_rows = _side_rows(cached, write, sent.answer, side_columns)
 
-        raise failure or StoreError(
-            f"the rows are stored in {write.collection!r}, their biases are not: its correction "
-            f"changed {SIDE_ROUNDS} times meanwhile; write the rows again by upsert, or refresh"
-        )
+        raise failure or StoreError(f"its correction changed {SIDE_ROUNDS} times meanwhile")
 
     def _sent_biases(
         self, write: Write, key_field: str, side_rows: Iterable[SideRows]

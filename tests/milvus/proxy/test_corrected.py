@@ -20,6 +20,7 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, Beside, QueryBank, Recipe, disable, enable, migrate, plan_correction
+from milvus_hubness.errors import ServerUnavailable
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
@@ -302,7 +303,8 @@ def test_the_answer_to_a_write_has_its_time_for_the_next_search_of_a_session(lit
     assert ts_utils.get_collection_ts(name, behind.server_address) == 1_234
 
 
-def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatch):
+@pytest.mark.parametrize("kind", [MilvusException, ServerUnavailable])
+def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatch, kind):
     """The state changes meanwhile, after which a write that fails is repeated."""
     enabled = Enabled(lite, "IP")
     state = json.loads(enabled.plain.describe_collection(enabled.name)["properties"]["hubness"])
@@ -311,7 +313,7 @@ def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatc
 
     def failing(*args, **options):
         enabled.plain.alter_collection_properties(enabled.name, {"hubness": json.dumps(state)})
-        raise MilvusException(8, "rate limit exceeded")
+        raise kind("rate limit") if kind is ServerUnavailable else kind(8, "rate limit")
 
     def noted(*args, **options):
         inserted.append(options)
@@ -322,7 +324,7 @@ def test_rows_whose_biases_could_not_be_written_are_stored_once(lite, monkeypatc
     row = {"id": 5_000, "vector": enabled.items[0], "group": 1}
     for client in (enabled.client, enabled.client.behind):
         inserted.clear()
-        with pytest.raises(MilvusException, match=r"stored in .* rate limit .* again by upsert"):
+        with pytest.raises(MilvusException, match=r"stored in .* rate limit.* again by upsert"):
             client.insert(enabled.name, [row])
         # Once to the proxy, and once to Milvus.
         assert len(inserted) == (2 if client is enabled.client else 1)
