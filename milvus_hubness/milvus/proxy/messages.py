@@ -45,6 +45,17 @@ class Send(Ask):
         super().__init__(method_of(request), (request, with_bytes))
 
 
+class TimeOfWrite(Ask):
+    """Look up Milvus's timestamp of the last write that pymilvus has sent to a collection.
+
+    The outcome is 0 if none is known. Nothing is sent, and nothing can fail once rows are stored. A
+    client's next search names the timestamp, and sees the write at the consistency level Session.
+    """
+
+    def __init__(self, collection: str) -> None:
+        super().__init__("time_of_write", (collection,))
+
+
 def addressed(request: Any, cached: CachedState) -> Any:
     """Return the request under the name that `cached` needs: itself, or a copy of it."""
     if cached.real_name in ("", request.collection_name):

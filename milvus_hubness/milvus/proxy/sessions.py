@@ -33,11 +33,12 @@ from milvus_hubness.milvus.client.steps import (
 )
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.headers import Identity
-from milvus_hubness.milvus.proxy.messages import Send
+from milvus_hubness.milvus.proxy.messages import Send, TimeOfWrite
 from milvus_hubness.milvus.proxy.options import ProxyOptions
 from milvus_hubness.milvus.pymilvus_private import (
     connection_of,
     forget_schema,
+    last_write_of,
     open_channels_with,
 )
 from milvus_hubness.milvus.store.banks import put_samples
@@ -254,6 +255,8 @@ class Session:
         caller.remaining()
         if isinstance(step, Send):
             return await send(*step.args)
+        if isinstance(step, TimeOfWrite):
+            return 0 if self._client is None else last_write_of(self._client, *step.args)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, LearnSchema):

@@ -34,7 +34,7 @@ from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
 from milvus_hubness.milvus.client.state_cache import CachedState
-from milvus_hubness.milvus.client.steps import InStore, Operation
+from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.proxy.columns import (
     column_named,
     json_in,
@@ -44,8 +44,7 @@ from milvus_hubness.milvus.proxy.columns import (
     rows_of,
     vectors_in,
 )
-from milvus_hubness.milvus.proxy.messages import Send, addressed, method_of
-from milvus_hubness.milvus.pymilvus_private import last_write_of
+from milvus_hubness.milvus.proxy.messages import Send, TimeOfWrite, addressed, method_of
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 
@@ -137,7 +136,7 @@ class _RequestedWrite:
         result = milvus_pb2.MutationResult(
             acknowledged=True,
             succ_index=range(self._request.num_rows),
-            timestamp=(yield _time_of_write(rows.collection, cached)),
+            timestamp=(yield TimeOfWrite(cached.real_name or rows.collection)),
         )
         count = answer.get("insert_count") or answer.get("upsert_count") or 0
         if self._method == "insert":
@@ -174,7 +173,7 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
 
     answer = yield from _delete_as_client(operations, request)
     result = milvus_pb2.MutationResult(
-        timestamp=(yield _time_of_write(request.collection_name, cached))
+        timestamp=(yield TimeOfWrite(cached.real_name or request.collection_name))
     )
     if isinstance(answer, dict):
         result.delete_cnt = answer["delete_count"]
@@ -183,15 +182,6 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
         result.delete_cnt = len(answer)
         put_keys(result.IDs, answer)
     return result
-
-
-def _time_of_write(collection: str, cached: CachedState) -> InStore:
-    """Return the step that learns Milvus's timestamp of a write that pymilvus has sent.
-
-    A client's next search names it, and sees the write at the consistency level Session.
-    """
-    name = cached.real_name or collection
-    return InStore(lambda store: last_write_of(store.client, name))
 
 
 def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
