@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
@@ -20,7 +21,9 @@ from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
+    HubnessError,
     StateError,
+    StoreError,
 )
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
@@ -48,6 +51,7 @@ from milvus_hubness.milvus.store.server import (
     is_lite,
     is_missing,
     is_not_loaded,
+    message_of,
 )
 
 if TYPE_CHECKING:
@@ -405,7 +409,19 @@ class StateCache:
 
         # The former copy serves clients until their states have expired, and no longer: this call
         # began before that, and was held up. Its answer may be out of date, or its write lost.
-        now = yield from self.cached_state(collection, timeout)
+        try:
+            now = yield from self.cached_state(collection, timeout)
+        except (MilvusException, HubnessError, grpc.RpcError) as error:
+            if again is None:
+                raise
+
+            # Of a class after which no caller repeats the call, which would store rows twice.
+            raise StoreError(
+                f"the write to {collection!r} is stored, but whether a copy has taken its name "
+                f"meanwhile could not be read: {message_of(error)}. Write again, an insert as an "
+                "upsert"
+            ) from error
+
         if again is None:
             is_moved = (now.collection_id, now.states) != (used.collection_id, used.states)
         else:
@@ -443,7 +459,7 @@ class StateCache:
 
         try:
             return result, (yield from self.cached_state(collection, timeout))
-        except PERHAPS_OUTDATED:
+        except (*PERHAPS_OUTDATED, grpc.RpcError):
             return result, cached
 
     def _repeated(

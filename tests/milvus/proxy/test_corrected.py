@@ -27,6 +27,7 @@ from milvus_hubness.milvus.proxy import messages
 from milvus_hubness.milvus.pymilvus_private import connection_of
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
+from tests.milvus.proxy.upstreams import Relay
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
 from tests.support.late_readers import READS, LateReaders
@@ -369,6 +370,36 @@ def test_what_milvus_did_not_answer_the_proxy_either_is_unavailable(lite, monkey
     with pytest.raises(MilvusException, match="run out of 75") as failed:
         enabled.client.search(enabled.name, data=enabled.queries, retry_times=0)
     assert failed.value.code == grpc.StatusCode.UNAVAILABLE
+
+
+class DescribedUntil:
+    """The calls that a relay does not answer: no description of a collection after a write to it."""
+
+    def __init__(self, relay, name):
+        self.relay, self.name = relay, name
+
+    def __contains__(self, call):
+        return call == ("DescribeCollection", self.name) and self.relay.reached("Insert", self.name)
+
+
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_a_write_after_which_no_state_can_be_read_is_made_once(corrected, is_corrected):
+    """Milvus answers no more once it has taken the rows. Clients repeat what is UNAVAILABLE, up to 75 times."""
+    name = corrected.name if is_corrected else corrected.source
+    relay = Relay(corrected.backend.uri.removeprefix("http://"))
+    relay.unavailable = DescribedUntil(relay, name)
+    row = {"id": 900, "vector": corrected.query[0], "group": 1}
+    with ProxyHere(relay.address, state_ttl=0.0) as proxy:
+        client = MilvusClient(proxy.uri)
+        if is_corrected:
+            # Had a copy taken the name meanwhile, it might lack the row.
+            with pytest.raises(MilvusException, match=r"is stored, but .* an insert as an upsert"):
+                client.insert(name, [row], retry_times=2)
+        else:
+            assert client.insert(name, [row], retry_times=2)["insert_count"] == 1
+        client.close()
+    assert len(relay.reached("Insert", name)) == 1
+    relay.stop()
 
 
 # -- while a job is at work ------------------------------------------------------------------------------
