@@ -1,11 +1,15 @@
 """New biases by a copy that takes over all names, beside writers, and from wherever it was left."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
+    Cancelled,
     CannotMigrate,
     CorrectionConfig,
     InvalidInput,
@@ -18,6 +22,7 @@ from milvus_hubness import (
     refresh,
     rollback,
 )
+from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import by_copy
@@ -164,6 +169,34 @@ def test_another_bank_takes_its_place(live, monkeypatch):
     assert [
         each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name
     ] == [done.collection]
+
+
+@pytest.mark.lite_only
+def test_a_stop_ends_the_wait_for_clients_before_a_name_moves(live):
+    throttle = Throttle()
+
+    class Stopping(MilvusStore):
+        """The job is stopped once it waits for clients to write to both collections."""
+
+        def write_property(self, collection, name, record):
+            super().write_property(collection, name, record)
+            if name == DUAL_WRITE_PROPERTY and record is not None and record.required:
+                threading.Timer(0.1, throttle.stop, [Cancelled("stopped")]).start()
+
+    began = time.monotonic()
+    with pytest.raises(Cancelled, match="stopped"):
+        refresh(
+            Stopping(live.backend.client()),
+            live.alias,
+            QueryBank(live.other),
+            client_ttl=60.0,
+            throttle=throttle,
+        )
+    assert time.monotonic() - began < 30
+    assert live.store.alias_target(live.alias) == live.name
+    assert not live.store.info(live.name).dual_write.required
+    assert refresh(live.store, live.alias, client_ttl=0.0).action == "full"
+    live.assert_found(live.other)
 
 
 @pytest.mark.lite_only

@@ -528,13 +528,19 @@ class Migrator:
         if self.migration.announced_at is None:
             self._write(announced_at=now())
 
-    def _wait_for_clients(self) -> None:
+    def _wait_for_clients(self, *, can_stop: bool = True) -> None:
+        """Wait until all clients have read the last announcement. can_stop: raise what the throttle was
+        stopped with, as soon as it is.
+        """
         announced_at = self.migration.announced_at
-        if announced_at is not None and not self._options.no_writers:
-            seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
-            wait_seconds(
-                f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds)
-            )
+        if announced_at is None or self._options.no_writers:
+            return
+
+        throttle = self._options.throttle
+        seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
+        awaited = f"all clients to read the new state of {self.migration.source!r}"
+        if wait_seconds(awaited, max(0.0, seconds), throttle.stopped if can_stop else None):
+            throttle.check()
 
     def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
         number = self.migration.passes + 1
@@ -789,7 +795,8 @@ class Migrator:
         """Wait until all clients have read the state again."""
         if not self._options.no_writers:
             self._write(announced_at=now())
-            self._wait_for_clients()
+            # A name has begun to move: soon it has arrived.
+            self._wait_for_clients(can_stop=False)
 
     def _end_dual_writes(self) -> None:
         for name in (self.migration.target, self.migration.source_now):
