@@ -113,6 +113,15 @@ def test_a_rehearsal_moves_no_name_whatever_name_is_given(run, files):
     assert connect("shop.db").list_aliases("products_hubness")["aliases"] == []
 
 
+def test_a_restart_needs_the_bank_that_it_begins_with(run, files):
+    """Without it, a run carries on from what there is."""
+    assert run("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE).returncode == 0
+    for extent in ((), ("--rehearse",)):
+        refused = run("migrate", "run", "products", "--restart", *extent, *AT_ONCE)
+        assert refused.returncode == 2
+        assert "--restart begins again: pass --bank FILE too" in refused.stderr
+
+
 def test_a_rehearsal_refuses_a_name_that_cannot_move(run, files):
     """At its beginning, and when it goes on: the run after it would end there."""
     rehearse = ("migrate", "run", "--rehearse", "products", *AT_ONCE)

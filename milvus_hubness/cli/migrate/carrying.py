@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import typer
+
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.show import (
@@ -78,11 +80,13 @@ def carry_out(
     from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
+    if planning.restart and not planning.bank:
+        raise typer.BadParameter(f"--restart begins again: pass --bank FILE too ({WHERE_FROM})")
     store = connection.open()
 
-    # --restart with a bank drops what there is, and plans again.
+    # --restart drops what there is, and plans again.
     resumed = None
-    if not (planning.bank and planning.restart):
+    if not planning.restart:
         resumed = to_resume(store, source, planning.target, is_planned=bool(planning.bank))
 
     if resumed is not None:
