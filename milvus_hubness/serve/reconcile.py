@@ -307,6 +307,10 @@ QUIET = timedelta(minutes=10)
 """Time for which a result like the last stored one is not stored."""
 
 
+LONGEST_MESSAGE = 8_000
+"""Letters of a message that are stored: servers quote whole requests, and a record has its limit."""
+
+
 class History:
     """The latest results of a collection, about `size`.
 
@@ -349,6 +353,7 @@ class History:
         if outcome.result == "busy":
             return
 
+        outcome = outcome.model_copy(update={"message": outcome.message[:LONGEST_MESSAGE]})
         # The age just before this result, when it was greatest.
         last = self._last_with_age
         if last is not None and last.bias_age_seconds is not None:

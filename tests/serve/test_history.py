@@ -6,7 +6,7 @@ import pytest
 
 from milvus_hubness.errors import ServerUnavailable
 from milvus_hubness.jobs.store.records import Record
-from milvus_hubness.serve.reconcile import History, Reconciliation
+from milvus_hubness.serve.reconcile import LONGEST_MESSAGE, History, Reconciliation
 from tests.serve.worlds import Ledger
 
 START = datetime(2026, 3, 29, tzinfo=timezone.utc)
@@ -101,6 +101,16 @@ def test_what_could_not_be_written_is_with_the_next():
     again = History("products", 500)
     again.read(ledger)
     assert again.stored == (outcome(0, "full"), outcome(1, "pending"))
+
+
+def test_an_error_that_quotes_a_whole_request_is_stored_too(lite):
+    history = History("products", 10)
+    request = f"cannot parse id in [{'123456789, ' * 10_000}]"
+    history.add(outcome(0, result="failed", message=request))
+    history.write(lite.store())
+    later = History("products", 10)
+    later.read(lite.store())
+    assert [each.message for each in later.stored] == [request[:LONGEST_MESSAGE]]
 
 
 def test_entries_of_another_version_are_left_out():
