@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -441,6 +442,11 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
     return schema
 
 
+def _digest(names: list[str]) -> str:
+    """Return a digest of names, of which a record has no room for thousands; empty without any."""
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest() if names else ""
+
+
 def facts(source: CollectionInfo) -> dict[str, Any]:
     """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
     compared = (
@@ -463,7 +469,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
         "fields": sorted(fields, key=lambda field: field["name"]),
         "functions": sorted(functions),
         "dynamic": bool(source.schema.get("enable_dynamic_field")),
-        "partitions": [name for name in source.partitions if name],
+        "partitions": _digest(sorted(name for name in source.partitions if name)),
         "time_to_live": source.time_to_live,
         "indexes": {
             name: [field.metric, field.index_type, sorted(map(str, field.index_params.items()))]

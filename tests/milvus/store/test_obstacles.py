@@ -1,5 +1,6 @@
 """What cannot be copied names the way on that there is."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_enable_is_the_way_on_for_what_only_a_copy_cannot_have():
     [reason] = milvus_schema.obstacles(source(auto_id=True), "vector", "", lite=False)
     assert reason.startswith("auto_id: on this server no upsert keeps the key of its row")
     assert reason.endswith(": milvus-hubness enable corrects without a copy")
+
+
+def test_what_a_copy_is_made_from_fits_a_record_of_the_ledger_with_thousands_of_partitions():
+    """The record of a migration has it, to see whether it has changed; a body has 65,535 bytes."""
+    names = tuple(f"{number:04}{'x' * 60}" for number in range(4_096))
+    partitioned = source()
+    partitioned.time_to_live = 0
+
+    def facts(partitions):
+        partitioned.partitions = partitions
+        return milvus_schema.facts(partitioned)
+
+    assert len(json.dumps(facts(names))) < 10_000
+    assert facts(names) == facts(names[::-1])
+    assert facts(names) != facts(names[1:])
+    assert facts((None,)) == facts(())
 
 
 def test_what_can_be_copied_has_no_obstacle():
