@@ -63,7 +63,7 @@ AUTO = "auto"
 MOST_KINDS = 16
 """Largest number of kinds."""
 MOST_NUMBERS = 15_000
-"""Largest number of numbers in the means of all kinds and of the queries.
+"""Largest number of numbers in the means of all kinds and of the queries, of all profiles together.
 
 Records of a migration have at most 65,535 bytes, and contain the means twice.
 """
@@ -434,11 +434,15 @@ def rule_of_field(field: str, collection: str, counted: KindCounts) -> KindRule:
     return KindRule(field=field, values=tuple(sorted(enough, key=lambda value: str(value))))
 
 
-def expect_room(rule: KindRule, dim: int) -> None:
-    """Raise InvalidInput if the collection state has no room for so many means."""
-    numbers = (1 + rule.count) * dim
-    if numbers > MOST_NUMBERS:
-        raise InvalidInput(
-            f"{rule.count} kinds of dimension {dim:,} have {numbers:,} numbers in their means, and "
-            f"a collection state has room for {MOST_NUMBERS:,}: choose a field with fewer values"
-        )
+def expect_room(rule: KindRule, dim: int, profiles: int = 1) -> None:
+    """Raise InvalidInput if the collection state has no room for the means of so many profiles."""
+    numbers = profiles * (1 + rule.count) * dim
+    if numbers <= MOST_NUMBERS:
+        return
+
+    of_profiles = f" of {profiles} profiles" if profiles > 1 else ""
+    remedy = "do with fewer profiles" if profiles > 1 else "choose a field with fewer values"
+    raise InvalidInput(
+        f"{rule.count} kinds of dimension {dim:,} have {numbers:,} numbers in the means{of_profiles}, "
+        f"and a collection state has room for {MOST_NUMBERS:,}: {remedy}"
+    )

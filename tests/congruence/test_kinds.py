@@ -18,6 +18,7 @@ from milvus_hubness import (
     rollback,
     status,
 )
+from milvus_hubness.correction import kinds
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
 from tests.support.recipes import as_plan, as_recipe
@@ -364,6 +365,18 @@ def test_a_second_profile_has_means_of_its_own_bank(backend):
     )
     mixed.assert_found()
     mixed.assert_found(shifted.vectors, profile="other")
+
+
+@pytest.mark.lite_only
+def test_a_profile_for_whose_means_there_is_no_room_is_refused(backend, monkeypatch):
+    """A later refresh records the means of all profiles twice, and would not fit the ledger."""
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct()
+    monkeypatch.setattr(kinds, "MOST_NUMBERS", 3 * DIM)
+    other = Recipe(single_queries(mixed.other_bank), estimator=NNN(K, ALPHA), verdict="skip")
+    with pytest.raises(InvalidInput, match="have 60 numbers in the means of 2 profiles"):
+        refresh(mixed.store, mixed.name, other, profile="other", client_ttl=0)
+    assert refresh(mixed.store, mixed.name, other, client_ttl=0).action == "full"
 
 
 @pytest.mark.lite_only

@@ -345,7 +345,7 @@ def test_names_have_no_control_characters():
 
 
 def test_means_must_fit_the_state():
-    with pytest.raises(InvalidInput, match="have 24,000 numbers in their means"):
+    with pytest.raises(InvalidInput, match="have 24,000 numbers in the means"):
         expect_room(RULE, 6_000)
 
 

@@ -16,6 +16,7 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
 from milvus_hubness.correction.fitted import Correction, measured_kinds
+from milvus_hubness.correction.kinds import expect_room
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import LeaseHeld, StoreError
 from milvus_hubness.jobs.common.corrections import keep_nearest
@@ -89,6 +90,9 @@ class ByCopy(Refreshing):
         kinds = KindRequest.of(self.state.kind or None)
         unhinted = replace(self.state.layout, kinds=None)
         kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
+        if self.is_new and self.state.kinds is not None:
+            # Later refreshes record the state of the copy beside that of its source.
+            expect_room(self.state.kinds, self.state.dim, len(self.state.profiles))
         if not self.is_planned:
             target = target_of(self.store, self.info, self.state.profile.epoch + 1)
             expect_rights(self.store, self.info, target)
