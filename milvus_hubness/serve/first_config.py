@@ -103,7 +103,8 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
     lines.append("# Is the bank or the method another one? Then all biases are computed.")
     lines.append(f"refresh = {_quoted(defaults.refresh.text)}")
 
-    if info.samplings.of(state.field) is not None:
+    # Samples are of a field: profiles that all took them as their bank would be one.
+    if info.samplings.of(state.field) is not None and len(state.profiles) == 1:
         lines.append(
             "# At each refresh, the newest queries that clients have sampled are the bank."
         )

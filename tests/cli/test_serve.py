@@ -420,6 +420,24 @@ def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, r
     ), "the bank in use stays"
 
 
+def test_the_first_configuration_leaves_the_banks_of_several_profiles(copied, run):
+    """Samples are of a field: with them as the bank of each, all profiles would be one."""
+    connect("shop.db").create_alias("products_hubness", "live")
+    added = ("--profile", "other", "--bank", "bank.npy", "--param", "k=4", "--force")
+    for command in (
+        ("refresh", "live", *added, "--client-ttl", "0"),
+        ("bank", "sample", "live"),
+        ("serve", "--init", "live"),
+    ):
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
+    tables = tomllib.loads(Path("hubness.toml").read_text())["collection"]
+    assert [(table["profile"], table.get("bank")) for table in tables] == [
+        ("default", None),
+        ("other", None),
+    ]
+
+
 def test_the_first_configuration_replaces_no_file_and_names_what_is_not_corrected(corrected, run):
     plain_collection(connect("shop.db"), "plain", np.eye(DIM, dtype=np.float32), "COSINE")
     assert_fails(run("serve", "--init", "plain"), 1, "'plain' is not corrected")
