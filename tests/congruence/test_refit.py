@@ -117,6 +117,22 @@ def test_a_growing_gallery_is_refitted_once_with_the_sampled_queries(sampling):
     assert sampling.profile.epoch == 3
 
 
+@pytest.mark.lite_only
+def test_no_profile_of_several_gets_the_samples_of_all(sampling):
+    """Profiles are for queries of other kinds, and samples are of a field: each would have one bank."""
+    added = QueryBank(sampling.bank[::-1])
+    options = {**as_recipe(added, verdict="skip"), "client_ttl": 0}
+    refresh(sampling.store, sampling.name, profile="image", **options)
+    sampling.sample(200)
+    sampling.grow(80)
+    for profile in ("default", "image"):
+        before = sampling.store.info(sampling.name).state.profiles[profile].bank
+        done = sampling.refresh(profile=profile)
+        assert done.action == "none"
+        assert "the samples are of the queries of all 2 profiles" in done.new_bank_due
+        assert sampling.store.info(sampling.name).state.profiles[profile].bank == before
+
+
 def test_too_few_samples_wait_for_more(sampling):
     sampling.grow(120)
     sampling.sample(98)
