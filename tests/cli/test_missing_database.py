@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient
 from milvus_hubness import (
     HubnessClient,
     InvalidInput,
+    InvalidParameter,
     ServerUnavailable,
     UnsupportedVersion,
     connect,
@@ -55,6 +56,11 @@ def test_an_address_without_its_scheme_is_written_out(address, meant):
             call(address)
         assert f"write {meant}, " in str(refused.value)
         assert "secret" not in str(refused.value)
+
+
+def test_an_address_names_one_database():
+    with pytest.raises(InvalidParameter, match="more than a database: write http://HOST:PORT/DATA"):
+        connect("http://root:secret@localhost:1/shop/spring")
 
 
 def test_a_mistyped_collection_or_alias_is_answered_with_near_ones(files, run):

@@ -250,6 +250,12 @@ def _validate_address(uri: str) -> None:
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
             + "; in a user and a password, percent-encode / ? # and @"
         )
+    # pymilvus would take the first part, and leave the others out.
+    if "/" in parts.path.strip("/"):
+        raise InvalidParameter(
+            redacted(f"the address {uri} ends with more than a database", secrets_in(uri))
+            + ": write http://HOST:PORT/DATABASE"
+        )
 
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
