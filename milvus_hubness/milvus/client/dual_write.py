@@ -79,10 +79,7 @@ class DualWrites:
         """Upsert whole rows to the copy."""
         # For an auto_id collection only the answer has the keys.
         keyed = [{**row, key_field: key} for key, row in zip(keys, write.rows, strict=True)]
-        # An upsert accepts a key once: the last row of a key stays.
-        last_of_key = {row[key_field]: row for row in keyed}
-        rows = list(last_of_key.values())
-        yield from self._upsert(dual_write, replace(write, data=rows))
+        yield from self._upsert(dual_write, replace(write, data=keyed).as_upsert(key_field))
 
     def _carry_fields(
         self, key_field: str, keys: Sequence[Key], write: Write, dual_write: DualWrite

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -302,6 +302,13 @@ class Write:
     def in_part(self) -> bool:
         """Whether it changes only some fields of existing rows."""
         return self.adds or bool(self.options.get("partial_update"))
+
+    def as_upsert(self, key_field: str) -> Write:
+        """Return the same rows as an upsert, which accepts a key once: the last row of a key stays."""
+        rows = self.rows
+        if isinstance(rows, list) and all(key_field in row for row in rows):
+            rows = list({row[key_field]: row for row in rows}.values())
+        return replace(self, method="upsert", data=rows)
 
 
 @dataclass(frozen=True)

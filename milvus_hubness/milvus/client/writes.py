@@ -141,7 +141,7 @@ class Writes:
             )
 
         # Another insert would create duplicates.
-        upsert = replace(write, method="upsert")
+        upsert = write.as_upsert(cached.key_field)
         return (yield from self._put(upsert, are_new, valid, cached))
 
     def _put_biases(

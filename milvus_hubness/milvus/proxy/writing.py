@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -118,7 +117,7 @@ class _RequestedWrite:
         # The server has refused it before it read it. By rows it is sent in parts.
         return (yield from self._write_rows(self._as_rows))
 
-    def _write_again(self, _: CachedState) -> Operation[Any]:
+    def _write_again(self, cached: CachedState) -> Operation[Any]:
         """Write once more, because a copy may lack the write that has taken the name meanwhile."""
         if self._has_field_ops:
             raise DualWriteFailed(
@@ -128,7 +127,7 @@ class _RequestedWrite:
             )
 
         # An insert must not create a second row with the key.
-        return self._write_rows(replace(self._as_rows, method="upsert"))
+        return self._write_rows(self._as_rows.as_upsert(cached.key_field))
 
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""

@@ -284,3 +284,12 @@ def test_what_is_known_is_as_old_as_the_question(monkeypatch):
     now[0] = 5.5
     database.insert()
     assert database.asked[0] == ("describe_collection", HERE)
+
+
+def test_a_write_that_is_made_again_has_each_key_once():
+    """Newer Milvus refuses an upsert that has a key twice, which an insert may have."""
+    rows = [{"id": 1, "n": 1}, {"id": 2, "n": 2}, {"id": 1, "n": 3}]
+    again = Write("insert", "products", rows).as_upsert("id")
+    assert (again.method, again.rows) == ("upsert", [{"id": 1, "n": 3}, {"id": 2, "n": 2}])
+    made_by_server = [{"n": 1}, {"n": 1}]
+    assert Write("insert", "products", made_by_server).as_upsert("id").rows == made_by_server
