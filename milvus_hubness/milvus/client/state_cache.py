@@ -83,11 +83,14 @@ class CachedBank:
 
     def correction(self, state: CollectionState) -> Correction:
         """Return the fitted estimator of the bank, restored once per layout of a state."""
-        if self._fitted is None or self._fitted.layout != state.layout:
+        # Another thread, with a state of another layout, may set the attribute meanwhile.
+        fitted = self._fitted
+        if fitted is None or fitted.layout != state.layout:
             from milvus_hubness.correction.fitted import Correction
 
-            self._fitted = Correction.of_profile(state, self.profile, self.bank)
-        return self._fitted
+            fitted = Correction.of_profile(state, self.profile, self.bank)
+            self._fitted = fitted
+        return fitted
 
 
 class BankCache:
