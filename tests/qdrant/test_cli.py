@@ -64,6 +64,16 @@ def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
     assert json.loads(command("migrate", "status", "--json").stdout) == {"migrations": []}
 
 
+def test_a_printed_command_quotes_names_with_spaces(run, folder):
+    names = ("--target", "items of spring", "--alias", "the live one")
+    bank = str(folder / "bank.npy")
+    made = run(
+        "migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4", *names, *FAST
+    )
+    assert made["clean"] == "milvus-hubness migrate clean items --drop 'items of spring'"
+    assert "migrate cutover items --alias 'the live one': the live one leads" in made["cutover"][0]
+
+
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False

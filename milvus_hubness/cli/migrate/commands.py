@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -115,7 +116,7 @@ def rollback(
     facts = {
         "alias": f"{source}, under its own name" if is_renamed else f"{done.alias} -> {source}",
         "carried back": f"{done.carried:,} rows written since the switch",
-        "to drop the copy": f"milvus-hubness migrate clean {source} --drop {target}",
+        "to drop the copy": f"milvus-hubness migrate clean {quote(source)} --drop {quote(target)}",
     }
     show.show_last(as_json, done.to_dict(), lambda: show_facts(f"\nRolled back: {source}", facts))
 

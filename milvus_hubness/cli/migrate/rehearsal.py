@@ -6,6 +6,7 @@ import resource
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.cli.console import say, show_facts
@@ -53,6 +54,8 @@ def rehearse(
     source = migration.source
     target = migration.target
 
+    to_switch = f"milvus-hubness migrate cutover {quote(source)}"
+
     # Linux counts in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     units_per_mib = 2**20 if sys.platform == "darwin" else 2**10
@@ -67,11 +70,11 @@ def rehearse(
         "invalid_keys": list(migration.invalid_keys),
         "application": _tried(application, store, migration),
         "cutover": [
-            f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
-            f"milvus-hubness migrate cutover {source} --rename: {source} becomes "
+            f"{to_switch} --alias {quote(alias)}: {alias} leads to {target}",
+            f"{to_switch} --rename: {source} becomes "
             f"{RENAMED.format(source)}, and {source} an alias of {target}",
         ],
-        "clean": f"milvus-hubness migrate clean {source} --drop {target}",
+        "clean": f"milvus-hubness migrate clean {quote(source)} --drop {quote(target)}",
     }
     show_last(as_json, report, lambda: _show_rehearsal(report, store, migration))
 

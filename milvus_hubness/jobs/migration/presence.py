@@ -12,6 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from shlex import quote
 
 from milvus_hubness.errors import CollectionExists, CollectionNotFound, HubnessError, StoreError
 from milvus_hubness.jobs.migration.ledger import Migration
@@ -115,8 +116,8 @@ def renamed_source(store: Store, migration: Migration) -> str | None:
 
 
 def _remedy(migration: Migration) -> str:
-    source = migration.source
-    target = migration.target
+    source = quote(migration.source)
+    target = quote(migration.target)
     if migration.phase in SWITCHED:
         return (
             "point the application's name at a collection that you have, and let "
