@@ -175,9 +175,9 @@ def plain_client_of(client: Any) -> MilvusClient:
 
 
 def expect_milvus(uri: str) -> None:
-    """Raise InvalidParameter for the address of another database and for one without http://,
-    UnsupportedVersion for a path of Milvus Lite if the installed one is too old or the file is one of
-    Milvus Lite 2, and ServerUnavailable if there is another file.
+    """Raise InvalidParameter for the address of another database, for one without http:// and for one of
+    several databases, UnsupportedVersion for a path of Milvus Lite if the installed one is too old or the
+    file is one of Milvus Lite 2, and ServerUnavailable if there is another file.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator and not uri.endswith(".db"):
@@ -186,6 +186,12 @@ def expect_milvus(uri: str) -> None:
         raise InvalidParameter(
             f"{redacted(uri, secrets_in(uri))} is no address of Milvus, which this needs: write "
             "http://HOST:PORT, or the path of a .db file"
+        )
+    # pymilvus would take the first part, and leave the others out.
+    if separator and not uri.endswith(".db") and "/" in urlsplit(uri).path.strip("/"):
+        raise InvalidParameter(
+            redacted(f"the address {uri} ends with more than a database", secrets_in(uri))
+            + ": write http://HOST:PORT/DATABASE"
         )
     if uri.endswith(".db"):
         if fault := unsupported_lite():
@@ -249,12 +255,6 @@ def _validate_address(uri: str) -> None:
         raise InvalidParameter(
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
             + "; in a user and a password, percent-encode / ? # and @"
-        )
-    # pymilvus would take the first part, and leave the others out.
-    if "/" in parts.path.strip("/"):
-        raise InvalidParameter(
-            redacted(f"the address {uri} ends with more than a database", secrets_in(uri))
-            + ": write http://HOST:PORT/DATABASE"
         )
 
 
