@@ -32,8 +32,6 @@ from milvus_hubness.serve.reconcile import (
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 """Upper bounds of the buckets of the histogram."""
 LABELS = ("collection", "field", "profile")
-LONGEST_WAIT = 60.0
-"""Seconds after which a worker looks at the clock again, which may be set while it waits."""
 
 
 class ServiceMetrics:
@@ -206,6 +204,8 @@ class ServicePolicy:
 
     connect_seconds: float = 2.0
     """Time between two attempts to reach the database."""
+    longest_wait: float = 60.0
+    """Time after which a worker looks at the clock again, which may be set while it waits."""
     results: int = 500
     """Number of results of each collection that the database keeps."""
     http: HttpLimits = field(default_factory=HttpLimits)
@@ -233,6 +233,7 @@ class Worker:
     ) -> None:
         self.table = table = reconciler.table
         self.history = History(table.label, policy.results)
+        self._longest_wait = policy.longest_wait
         self._calendar = Calendar({"fill": table.fill, "refresh": table.refresh}, zone)
         self._reconciler = reconciler
         self._events = events
@@ -326,7 +327,7 @@ class Worker:
             else:
                 next_time = min(self._calendar.next_times.values())
                 seconds = (next_time - now()).total_seconds()
-                self._woken.wait(min(max(0.0, seconds), LONGEST_WAIT))
+                self._woken.wait(min(max(0.0, seconds), self._longest_wait))
                 reason = "late"
 
         self._reconciler.release()

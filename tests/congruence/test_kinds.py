@@ -18,7 +18,6 @@ from milvus_hubness import (
     rollback,
     status,
 )
-from milvus_hubness.correction import kinds
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
 from tests.support.recipes import as_plan, as_recipe
@@ -37,16 +36,16 @@ def unit(rows):
 class Mixed:
     """A gallery of images and texts, which lie apart, some rows of neither; queries lie near the texts."""
 
-    def __init__(self, backend, metric):
+    def __init__(self, backend, metric, dim=DIM):
         rng = np.random.default_rng(12)
         self.backend, self.metric = backend, metric
-        gap = 1.5 * rng.normal(size=DIM) / np.sqrt(DIM)
+        gap = 1.5 * rng.normal(size=dim) / np.sqrt(dim)
         numbers = rng.permutation(np.r_[np.zeros(70, int), np.ones(70, int), np.full(10, -1)])
-        items = vectors(rng, ITEMS, DIM) + np.outer(numbers == 1, gap).astype(np.float32)
+        items = vectors(rng, ITEMS, dim) + np.outer(numbers == 1, gap).astype(np.float32)
         self.items = dict(enumerate(items))
         self.kinds = {i: [*NAMES, None][number] for i, number in enumerate(numbers)}
-        self.queries = vectors(rng, QUERIES, DIM) + np.float32(gap)
-        self.bank, self.other_bank = (vectors(rng, n, DIM) + np.float32(gap) for n in (90, 110))
+        self.queries = vectors(rng, QUERIES, dim) + np.float32(gap)
+        self.bank, self.other_bank = (vectors(rng, n, dim) + np.float32(gap) for n in (90, 110))
         self.source = self.name = backend.name("mixed")
         self.plain = backend.client()
         plain_collection(self.plain, self.source, items, metric)
@@ -368,13 +367,12 @@ def test_a_second_profile_has_means_of_its_own_bank(backend):
 
 
 @pytest.mark.lite_only
-def test_a_profile_for_whose_means_there_is_no_room_is_refused(backend, monkeypatch):
+def test_a_profile_for_whose_means_there_is_no_room_is_refused(backend):
     """A later refresh records the means of all profiles twice, and would not fit the ledger."""
-    mixed = Mixed(backend, "COSINE")
+    mixed = Mixed(backend, "COSINE", dim=2_600)
     mixed.correct()
-    monkeypatch.setattr(kinds, "MOST_NUMBERS", 3 * DIM)
     other = Recipe(single_queries(mixed.other_bank), estimator=NNN(K, ALPHA), verdict="skip")
-    with pytest.raises(InvalidInput, match="have 60 numbers in the means of 2 profiles"):
+    with pytest.raises(InvalidInput, match="have 15,600 numbers in the means of 2 profiles"):
         refresh(mixed.store, mixed.name, other, profile="other", client_ttl=0)
     assert refresh(mixed.store, mixed.name, other, client_ttl=0).action == "full"
 

@@ -23,7 +23,7 @@ from milvus_hubness.errors import (
     ServerUnavailable,
     StoreError,
 )
-from milvus_hubness.serve import ServicePolicy, service, worker
+from milvus_hubness.serve import ServicePolicy, service
 from milvus_hubness.serve.http_limits import HttpLimits
 from milvus_hubness.serve.reconcile import now
 from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
@@ -304,10 +304,13 @@ def test_a_profile_that_is_called_like_a_field_has_a_lease_of_its_own(tmp_path, 
     assert {each["collection"] for each in results} == {"products/image", "products//image"}
 
 
-def test_a_worker_looks_at_the_clock_again_while_it_waits(file, monkeypatch):
+def test_a_worker_looks_at_the_clock_again_while_it_waits(file):
     """The clock may be set, or a machine sleep, while nothing is due for a day."""
-    monkeypatch.setattr(worker, "LONGEST_WAIT", 0.02)
-    with Running(file, Job()) as running, time_machine.travel(now(), tick=True) as clock:
+    policy = ServicePolicy(longest_wait=0.02)
+    with (
+        Running(file, Job(), policy=policy) as running,
+        time_machine.travel(now(), tick=True) as clock,
+    ):
         running.wait_for("ready")
         clock.shift(timedelta(hours=25))
         assert running.wait_for("reconciled", 2)["result"] == "ok"

@@ -41,7 +41,7 @@ from milvus_hubness.jobs.common.lease_records import (
     read_ledger,
 )
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, Helper
-from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
+from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 RENEWALS = 3
@@ -51,7 +51,12 @@ CHECKS = 10
 """Most reads of the records within the lifetime of a lease, however often `check` is called."""
 
 ATTEMPTS = 10
-"""How often a process tries to win against others that claim the lease at the same moment."""
+"""How often a process tries to win against others that claim the lease at the same moment, and to read
+whether it holds the lease.
+"""
+
+LATEST_ANSWER = 0.5
+"""Share of the lifetime within which an answer about the lease holds: renewals leave two thirds of it."""
 
 LONGEST_PAUSE = 0.2
 """Longest pause before the second attempt, in seconds; it grows with every further attempt."""
@@ -209,7 +214,8 @@ class Lease:
                 check(dropped)
             self.check_now()
         except (LeaseLost, StateError):
-            store.rename(dropped, collection)
+            # Without the check of a fenced store, which the lease may not pass any more.
+            capability(self._unfenced, Renaming).rename(dropped, collection)
             raise
 
         if fence := self._fences.pop(collection, None):
@@ -239,10 +245,28 @@ class Lease:
     def check_now(self) -> None:
         """Read the records. Raises LeaseLost if another process holds the lease."""
         if not self._entries:
-            raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
+            raise LeaseLost(f"the lease on {self._named} is not held")
 
-        # What is read may be as old as the request.
-        began = time.monotonic()
+        for _ in range(ATTEMPTS):
+            # What is read may be as old as the request.
+            began = time.monotonic()
+            self._expect_held()
+            self._checked_at = began
+            # An answer that came late says nothing of now, as to a process that was stopped: another
+            # one may have taken the lease meanwhile.
+            if time.monotonic() - began < LATEST_ANSWER * self.policy.seconds:
+                return
+
+        raise LeaseLost(
+            f"whether the lease on {self._named} is still held cannot be known: {ATTEMPTS} answers "
+            f"of the database took half as long as it lasts, {self.policy.seconds:g} s"
+        )
+
+    @property
+    def _named(self) -> str:
+        return ", ".join(map(repr, self._names))
+
+    def _expect_held(self) -> None:
         held = dict(self._entries)
         current = self._read_back(held)
         for name, mine in held.items():
@@ -254,8 +278,6 @@ class Lease:
                 raise LeaseLost(
                     f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
                 )
-
-        self._checked_at = began
 
     @contextmanager
     def explained(self) -> Iterator[None]:

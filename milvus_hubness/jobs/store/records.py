@@ -311,6 +311,11 @@ class Samplings(PropertyModel):
 class Fences(Protocol):
     """The fencing aliases through which the holder of a lease writes."""
 
+    def check(self) -> None:
+        """Raise LeaseLost if another process holds the lease. No alias can fence a change of names: a
+        store calls this after all that it reads for one.
+        """
+
     def alias_of(self, collection: str) -> str | None:
         """Return the alias; None if writes to this collection are not fenced."""
 

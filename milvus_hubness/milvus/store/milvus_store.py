@@ -382,6 +382,7 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
 
     def rename(self, collection: str, name: str) -> None:
         loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
+        self._expect_lease()
         self.client.rename_collection(collection, name)
         if loaded:
             # Milvus Lite releases it; if it cannot load it, the next read reports it.
@@ -389,6 +390,7 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
                 self._load(name)
 
     def drop_alias(self, alias: str) -> None:
+        self._expect_lease()
         self.client.drop_alias(alias)
 
     def alias_target(self, alias: str) -> str | None:
@@ -400,10 +402,12 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
         return name if name != alias else None
 
     def point_alias(self, alias: str, collection: str) -> None:
-        if self.alias_target(alias):
-            self.client.alter_alias(collection, alias)
-        else:
+        is_new = not self.alias_target(alias)
+        self._expect_lease()
+        if is_new:
             self.client.create_alias(collection, alias)
+        else:
+            self.client.alter_alias(collection, alias)
 
 
 def _sampled_for(copy: str, source: CollectionInfo) -> Samplings:

@@ -98,6 +98,11 @@ class MilvusRequests:
         store._fences = fences
         return store
 
+    def _expect_lease(self) -> None:
+        """Raise LeaseLost if this store has a lease that another job has taken."""
+        if self._fences is not None:
+            self._fences.check()
+
     def fence(self, collection: str, alias: str) -> None:
         self.client.create_alias(collection, alias, retry_times=0)
 

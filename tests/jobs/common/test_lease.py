@@ -196,6 +196,32 @@ def test_a_revived_holder_finds_that_it_has_lost(shelf):
     assert entry(shelf) == theirs, "and leaves the other's alone"
 
 
+def test_an_answer_that_comes_late_is_no_proof_of_the_lease(shelf):
+    """The process was stopped after the database had read, and another one has the lease since."""
+    with leasing(shelf, seconds=0.6) as mine:
+        read = shelf.records
+
+        def stopped_after_it(ledger, *groups):
+            answer = read(ledger, *groups)
+            shelf.records = read
+            put(shelf, another(shelf))
+            time.sleep(0.4)
+            return answer
+
+        shelf.records = stopped_after_it
+        with pytest.raises(LeaseLost, match="has it: this process changes nothing more"):
+            mine.check_now()
+
+
+def test_a_database_that_always_answers_too_late_ends_a_job(shelf):
+    with leasing(shelf, seconds=0.1) as mine:
+        read = shelf.records
+        shelf.records = lambda *groups: time.sleep(0.06) or read(*groups)
+        with pytest.raises(LeaseLost, match="cannot be known: 10 answers"):
+            mine.check_now()
+        shelf.records = read
+
+
 def test_a_renewal_that_arrives_late_does_not_take_the_lease_back(shelf):
     with leasing(shelf):
         late = entry(shelf)

@@ -217,7 +217,6 @@ async def test_connections_are_watched_again_after_no_file_could_be_opened(monke
         return list_files(path)
 
     monkeypatch.setattr(connections.os, "listdir", out_of_files)
-    monkeypatch.setattr(connections, "WATCH_SECONDS", 0.01)
     watching = asyncio.create_task(watched.watch())
     while len(looks) <= 2 and not watching.done():
         await asyncio.sleep(0.01)

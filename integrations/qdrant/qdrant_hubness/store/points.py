@@ -199,6 +199,11 @@ class QdrantPoints:
         store._fences = fences
         return store
 
+    def _expect_lease(self) -> None:
+        """Raise LeaseLost if this store has a lease that another job has taken."""
+        if self._fences is not None:
+            self._fences.check()
+
     def fence(self, collection: str, alias: str) -> None:
         """As Store.fence."""
         self.change_aliases([create_alias(alias, collection)], collection)

@@ -435,9 +435,11 @@ class QdrantStore(QdrantBanks):
         changes: list[models.AliasOperations] = [create_alias(alias, collection)]
         if self._behind(alias):
             changes.insert(0, drop_alias(alias))
+        self._expect_lease()
         self.change_aliases(changes, alias)
 
     def drop_alias(self, alias: str) -> None:
+        self._expect_lease()
         self.change_aliases([drop_alias(alias)], alias)
 
 
