@@ -44,6 +44,7 @@ def test_a_former_holder_changes_no_name(database, two):
                 lambda: late.point_alias(f"{alias}_new", here),
                 lambda: late.drop_alias(alias),
             ]
+            changes.append(lambda: late.drop(here))
             if isinstance(late, Renaming):
                 changes.append(lambda: late.rename(here, f"{here}_other"))
             for change in changes:

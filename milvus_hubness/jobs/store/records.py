@@ -312,8 +312,8 @@ class Fences(Protocol):
     """The fencing aliases through which the holder of a lease writes."""
 
     def check(self) -> None:
-        """Raise LeaseLost if another process holds the lease. No alias can fence a change of names: a
-        store calls this after all that it reads for one.
+        """Raise LeaseLost if another process holds the lease. No alias can fence a change of names, or the
+        drop of a collection: a store calls this after all that it reads for one.
         """
 
     def alias_of(self, collection: str) -> str | None:

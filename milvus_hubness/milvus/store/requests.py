@@ -136,8 +136,10 @@ class MilvusRequests:
         return list(listed["aliases"])
 
     def _drop(self, collection: str) -> None:
+        self._expect_lease()
         # A late request may have created one.
         self.drop_fences(collection)
+        self._expect_lease()
         self.client.drop_collection(collection)
 
     def drop_fences(self, collection: str) -> None:
