@@ -131,8 +131,8 @@ class Own:
         self.plain, self.store = lite.client(), lite.store()
         plain_collection(self.plain, self.name, self.items, "COSINE")
         bank = QueryBank(vectors(np.random.default_rng(9), 60, DIM))
-        recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
-        self.plan = plan_correction(self.store, self.name, recipe, Copy(rename=True))
+        self.recipe = Recipe(bank, estimator=NNN(K), verdict="skip")
+        self.plan = plan_correction(self.store, self.name, self.recipe, Copy(rename=True))
 
     def killed_in(self, method, job, *, after=False):
         """Run a job that is killed before, or after, its first call of a method of the store."""
@@ -169,6 +169,17 @@ def test_a_source_that_was_about_to_get_another_name_is_found_by_the_one_it_has(
     again(own.store, own.name, rename=True)
     assert own.keys(lite.hubness_client()) == {*range(ITEMS), 9001}
     assert status(own.store, own.name).corrected
+
+
+def test_a_source_that_has_its_other_name_already_begins_no_migration_of_its_own(lite, own):
+    """A run with --restart took it for a collection that nobody had migrated, and moved its name again."""
+    own.killed_in("rename", lambda store: migrate(store, own.plan), after=True)
+    own.store.point_alias(own.name, f"{own.name}__before_hubness")
+    again = plan_correction(own.store, own.name, own.recipe, Copy(rename=True, restart=True))
+    with pytest.raises(WrongPhase, match=f"the name '{own.name}' is moving between"):
+        migrate(own.store, again)
+    resume(own.store, own.name, rename=True)
+    assert own.keys(lite.hubness_client()) == {*range(ITEMS)}
 
 
 @pytest.mark.parametrize("method", ["point_alias", "drop_alias", "rename"])

@@ -13,7 +13,13 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.clean import drop_collection, without_source
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, switch_of_refresh
+from milvus_hubness.jobs.migration.ledger import (
+    MOVING,
+    Ledger,
+    Migration,
+    Switch,
+    switch_of_refresh,
+)
 from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.protocols import Store
@@ -21,9 +27,6 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 
 OVER = {"switched", "rolled back", "finished"}
 """Phases in which a refresh has nothing left to do."""
-
-MOVING = {"switching", "rolling back"}
-"""Phases in which names move."""
 
 
 def unfinished(

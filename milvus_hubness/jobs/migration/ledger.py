@@ -62,6 +62,9 @@ Phase = Literal[
 may take over. switching: the name is being moved. finished: the source is dropped.
 """
 
+MOVING: tuple[Phase, ...] = ("switching", "rolling back")
+"""Phases in which names move."""
+
 
 class Chunk(FrozenModel):
     """The rows of a partition with after < key ≤ upto."""
