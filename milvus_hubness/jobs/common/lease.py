@@ -264,9 +264,11 @@ class Lease:
 
     @property
     def _named(self) -> str:
+        """The names of the collections, for messages."""
         return ", ".join(map(repr, self._names))
 
     def _expect_held(self) -> None:
+        """Raise LeaseLost if the records say that another process holds the lease."""
         held = dict(self._entries)
         current = self._read_back(held)
         for name, mine in held.items():

@@ -102,9 +102,9 @@ def migrate(
 
     Raises InvalidParameter, also for a plan of `enable`, CorrectionNotRecommended if the plan demands a
     verdict for the bank and has one against it, ResumeRefused if the plan or the source's schema differs
-    from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate,
-    StoreError before anything is written if the user lacks a right that every copy takes, and the
-    exceptions of the store.
+    from that of the earlier run, WrongPhase while the source's own name moves to another copy or back,
+    LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate, StoreError before anything is
+    written if the user lacks a right that every copy takes, and the exceptions of the store.
     """
     expect_store(store)
     plan.expect_body(PlannedCopy)

@@ -474,9 +474,11 @@ class BankGenerations(ABC):
     count: Callable[[str], int]
     upsert: Callable[..., None]
     delete: Callable[..., None]
+    _expect_lease: Callable[[], None]
 
     def drop(self, collection: str) -> None:
         """Drop a collection of any kind, with a line in the audit log."""
+        self._expect_lease()
         self._drop(collection)
         audit("dropped", collection)
 

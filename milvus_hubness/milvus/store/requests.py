@@ -136,7 +136,6 @@ class MilvusRequests:
         return list(listed["aliases"])
 
     def _drop(self, collection: str) -> None:
-        self._expect_lease()
         # A late request may have created one.
         self.drop_fences(collection)
         self._expect_lease()

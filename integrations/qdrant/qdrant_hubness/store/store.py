@@ -423,7 +423,6 @@ class QdrantStore(QdrantBanks):
         self._alter(collection, {name: record.to_json() if record else ""})
 
     def _drop(self, collection: str) -> None:
-        self._expect_lease()
         # Its properties go last: without them, a collection would look like an ordinary one.
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
