@@ -34,8 +34,9 @@ from milvus_hubness import (
     plan_correction,
     rollback,
 )
+from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.migration.ledger import Ledger
-from qdrant_hubness.store import connect
+from qdrant_hubness.store import QdrantStore, connect
 from qdrant_hubness.store.requests import translated
 from tests.qdrant.strict import StrictServer, listening
 from tests.qdrant.strict.grpc_errors import CallFailed
@@ -93,6 +94,26 @@ def test_a_server_that_stops_answering_says_how_to_go_on(way):
     error = said(SILENT[way])
     assert isinstance(error, ServerUnavailable)
     assert "run the command again, which continues" in str(error)
+
+
+BANK = BankReference(collection="bank", generation="ab", fingerprint="ab", count=1, size=1)
+
+
+def test_a_server_that_is_gone_is_one_line_whatever_is_read_of_it():
+    with listening(StrictServer(version="1.15.0")) as uri:
+        client = connect(uri)
+        store = QdrantStore(client)
+    reads = {
+        "a store": lambda: QdrantStore(client),
+        "names": store.collection_names,
+        "its version": store.server_version,
+        "banks in use": lambda: store.drop_bank_generations([BANK]),
+        "properties": lambda: store.properties.forget("items"),
+    }
+    for name, read in reads.items():
+        with pytest.raises(ServerUnavailable, match="stopped answering") as raised:
+            read()
+        assert "''" not in str(raised.value), name
 
 
 def test_a_key_without_rights_names_the_variable():

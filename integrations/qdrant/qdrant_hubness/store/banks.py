@@ -82,11 +82,10 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             yield from (point.payload for point in page)
 
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
-        for collection in self.client.get_collections().collections:
+        for name in self.collection_names():
             # Another process may have dropped it meanwhile.
-            if self.exists(collection.name):
-                described = self.ask("get_collection", collection.name)
-                yield collection.name, self._properties(collection.name, described)
+            if self.exists(name):
+                yield name, self._properties(name, self.ask("get_collection", name))
 
 
 def rows_of(generation: str, parts: Sequence[str] = (), before: int | None = None) -> models.Filter:

@@ -32,6 +32,7 @@ from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits, RecentLimits
 from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import (
+    WHOLE_SERVER,
     PointsMissing,
     TooLarge,
     is_local,
@@ -251,9 +252,14 @@ class QdrantPoints:
         """As Store.exists."""
         return bool(self.ask("collection_exists", collection))
 
+    def collection_names(self) -> list[str]:
+        """As Store.collection_names."""
+        with turn(self.client), translated(WHOLE_SERVER):
+            return [collection.name for collection in self.client.get_collections().collections]
+
     def server_version(self) -> str:
         """As Store.server_version."""
-        with translated("the server"):
+        with translated(WHOLE_SERVER):
             version = str(self.client.info().version)
         return f"qdrant_local {version}" if self.is_local else f"qdrant {version}"
 

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 from qdrant_client import QdrantClient, models
 
-from qdrant_hubness.store.requests import is_local, is_missing, keeps_metadata, translated, turn
+from qdrant_hubness.store.requests import (
+    WHOLE_SERVER,
+    is_local,
+    is_missing,
+    keeps_metadata,
+    translated,
+    turn,
+)
 
 STATES = "hubness_state"
 """The collection that holds the properties of all others, on servers without metadata."""
@@ -55,7 +62,8 @@ class Properties:
 
     def __init__(self, client: QdrantClient) -> None:
         self._client = client
-        self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
+        with translated(WHOLE_SERVER):
+            self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
         """Whether the database has metadata of collections."""
 
     def of(self, name: str, described: Any) -> dict[str, str]:
@@ -104,8 +112,10 @@ class Properties:
 
     def forget(self, name: str) -> None:
         """Delete the properties of a collection that was dropped."""
-        if not self.in_metadata and self._client.collection_exists(STATES):
-            with translated(STATES):
+        if self.in_metadata:
+            return
+        with translated(STATES):
+            if self._client.collection_exists(STATES):
                 self._client.delete(STATES, [point_id(name)], wait=True)
 
     def _create(self, name: str) -> None:

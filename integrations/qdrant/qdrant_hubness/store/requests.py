@@ -57,6 +57,9 @@ FAILURES = (ApiException, QdrantException, grpc.RpcError, ValueError, KeyError, 
 raises plain ValueErrors, and KeyErrors for points.
 """
 
+WHOLE_SERVER = ""
+"""What a request is about that is about no collection."""
+
 GATEWAY_ERRORS = {502, 503, 504}
 """Status codes of a proxy in front of a server that does not answer."""
 
@@ -256,7 +259,8 @@ def lacks_points(error: BaseException) -> bool:
 
 @contextmanager
 def translated(collection: str, alias: str = "") -> Iterator[None]:
-    """Convert qdrant-client's errors to errors of milvus_hubness about `collection`.
+    """Convert qdrant-client's errors to errors of milvus_hubness about `collection`, or about the server
+    for WHOLE_SERVER.
 
     alias: the internal name by which the request was sent, which no message shows.
     """
@@ -278,22 +282,23 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
     if is_missing(error):
         return CollectionNotFound(f"no collection or alias {collection!r}")
     if is_silence(error):
+        about = f" about {collection!r}" if collection else ""
         return ServerUnavailable(
-            f"the server stopped answering about {collection!r}: {text}: see that it runs and can "
-            "be reached, and run the command again, which continues"
+            f"the server stopped answering{about}: {text}: see that it runs and can be reached, and run "
+            "the command again, which continues"
         )
 
+    on = f" on {collection!r}" if collection else ""
     if _is_denied(error):
         return StoreError(
-            f"Qdrant does not let this key work on {collection!r}: {text}: set "
-            "$MILVUS_HUBNESS_TOKEN to one that may"
+            f"Qdrant does not let this key work{on}: {text}: set $MILVUS_HUBNESS_TOKEN to one that may"
         )
 
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
     error_type = TooLarge if is_too_large(error) else StoreError
-    return error_type(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
+    return error_type(f"Qdrant refused a request{on}: {text}{remedy}")
 
 
 class TooLarge(StoreError):

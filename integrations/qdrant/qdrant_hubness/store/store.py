@@ -47,7 +47,7 @@ from qdrant_hubness.store.points import (
     drop_alias,
 )
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
-from qdrant_hubness.store.requests import connect, has_formulas, translated, turn
+from qdrant_hubness.store.requests import connect, has_formulas
 from qdrant_hubness.store.rows import Uncopied, queries_of
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
 
@@ -385,10 +385,6 @@ class QdrantStore(QdrantBanks):
                 f"{name!r} is no name for a collection or alias: leave out {NOT_IN_NAMES} and control "
                 f"characters, and use at most {LONGEST_NAME} characters"
             )
-
-    def collection_names(self) -> list[str]:
-        with turn(self.client), translated("the server"):
-            return [collection.name for collection in self.client.get_collections().collections]
 
     def flush(self, collection: str) -> None:
         self.load(collection)
