@@ -299,7 +299,9 @@ class _Run:
 
     def _rule(self, relay: Relay) -> Rule:
         if self._outcome.trial.call:
-            edge, _, method, number, name = self._outcome.trial.call.split(" ")
+            edge, _, call = self._outcome.trial.call.split(" ", 2)
+            # A read of Qdrant has a blank in its name: "Get points/scroll", and "Get " for all else.
+            method, number, name = call.rsplit(" ", 2)
             nth, name = int(number), name.strip("-")
         else:
             method, name, nth = _drawn(self._rng, self._calls)
