@@ -93,7 +93,9 @@ def killed_and_continued(refit, moment):
         assert refit.command.struck("process", moment) == -signal.SIGKILL
         with refit.place.open() as database:
             info = database.store.info(refit.name)
-            left = unfinished(Ledger(database.store).migrations(info.name), info, info.state.field)
+            left = unfinished(
+                database.store, Ledger(database.store).migrations(info.name), info, info.state.field
+            )
             begun = left and left.state.profile.bank.generation
             # Clients go on sampling.
             refit.sample(database, 1_000, 30)

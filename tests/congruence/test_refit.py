@@ -254,7 +254,9 @@ def killed(*_, **__):
 def unfinished_refresh(growing):
     """The migration that a killed refresh has begun."""
     info = growing.store.info(growing.name)
-    return unfinished(Ledger(growing.store).migrations(info.name), info, info.state.field)
+    return unfinished(
+        growing.store, Ledger(growing.store).migrations(info.name), info, info.state.field
+    )
 
 
 @pytest.mark.long

@@ -11,13 +11,12 @@ import numpy as np
 
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
-from milvus_hubness.errors import WrongPhase
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
-from milvus_hubness.jobs.migration.ledger import MOVING, Chunk, Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.plan import PlannedCopy
 from milvus_hubness.jobs.migration.survey import (
     MEAN_ROWS,
@@ -39,11 +38,8 @@ def begun(ledger: Ledger, plan: Plan[PlannedCopy]) -> Migration:
     source = plan.source.name
     for other in ledger.migrations(source):
         # A source that has its other name already seems to be one that was never migrated.
-        if other.phase in MOVING and source == other.source_now != other.source:
-            raise WrongPhase(
-                f"the name {other.source!r} is moving between {source!r} and {other.target!r}: end that "
-                "first, by the command that began it, without --restart"
-            )
+        if source == other.source_now != other.source:
+            other.expect_no_move()
 
     former = ledger.of_target(plan.body.target)
     if former is not None and former.phase not in {"preparing", "finished"}:

@@ -14,7 +14,6 @@ from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.clean import drop_collection, without_source
 from milvus_hubness.jobs.migration.ledger import (
-    MOVING,
     Ledger,
     Migration,
     Switch,
@@ -30,9 +29,11 @@ OVER = {"switched", "rolled back", "finished"}
 
 
 def unfinished(
-    migrations: Sequence[Migration], info: CollectionInfo, field: str
+    store: Store, migrations: Sequence[Migration], info: CollectionInfo, field: str
 ) -> Migration | None:
-    """Return the unfinished refresh of this field of the collection, if any."""
+    """Return the unfinished refresh of this field of the collection, if any. None of its names has moved
+    yet: `half_switched` has the others.
+    """
     of_this_collection = (
         refresh
         for refresh in reversed(migrations)
@@ -42,38 +43,41 @@ def unfinished(
         and is_source(info, refresh)
     )
     return next(
-        (refresh for refresh in of_this_collection if refresh.phase not in {*OVER, *MOVING}), None
-    )
-
-
-def half_switched(migrations: Sequence[Migration], name: str) -> Migration | None:
-    """Return the migration whose names a killed run was moving, there or back, if `name` is one of
-    them or one of its collections.
-    """
-    return next(
         (
-            migration
-            for migration in migrations
-            if migration.phase in MOVING
-            and migration.switch is not None
-            and name
-            in {
-                *migration.switch.names,
-                migration.source,
-                migration.source_now,
-                migration.target,
-            }
+            refresh
+            for refresh in of_this_collection
+            if refresh.phase not in OVER and not is_half_switched(store, refresh)
         ),
         None,
     )
 
 
-def has_moved_in_part(store: Store, migration: Migration) -> bool:
-    """Whether some names of a migration have moved, there or back, and others have not."""
-    if migration.phase not in MOVING or migration.switch is None:
-        return False
-    behind = {store.alias_target(name) for name in migration.switch.names}
-    return migration.target in behind and bool(behind & {migration.source, migration.source_now})
+def half_switched(store: Store, migrations: Sequence[Migration], name: str) -> Migration | None:
+    """Return the migration of whose names a killed run has moved some, there or back, if `name` is one
+    of them or one of its collections.
+    """
+    moving = (migration for migration in migrations if name in migration.moving)
+    return next((each for each in moving if is_half_switched(store, each)), None)
+
+
+def is_half_switched(store: Store, migration: Migration) -> bool:
+    """Whether the names of a migration move back, or some of them have moved to the copy."""
+    if migration.phase == "switching":
+        return has_moved(store, migration)
+    return migration.phase == "rolling back"
+
+
+def has_moved(store: Store, migration: Migration) -> bool:
+    """Whether a name has moved to the copy, or the source has its new name already, of a migration whose
+    names are to move.
+    """
+    switch = migration.switch
+    # A lost switch is an error of the move itself.
+    if switch is None:
+        return True
+    if switch.source_renamed is not None and store.exists(switch.source_renamed):
+        return True
+    return any(store.alias_target(name) == migration.target for name in switch.names)
 
 
 def expect_copyable(
@@ -89,19 +93,25 @@ def expect_copyable(
     return switch_of_refresh(store, info, rename=rename)
 
 
-def target_of(store: Store, info: CollectionInfo, epoch: int) -> str:
-    """Return a free name for the copy with the biases of this epoch."""
+def target_of(store: Store, info: CollectionInfo, epoch: int, but: str = "") -> str:
+    """Return a free name for the copy with the biases of this epoch. but: another one is to be found."""
     # products, products_r2, products_r3: the copy of a copy does not pile up endings.
     base = re.sub(r"_r\d+$", "", info.name)
     names = (f"{base}_r{number}" for number in count(epoch))
-    return next(name for name in names if not store.exists(name))
+    return next(name for name in names if name != but and not store.exists(name))
 
 
 def begun(
-    store: Store, info: CollectionInfo, state: CollectionState, *, rename: bool, progress: Progress
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    *,
+    rename: bool,
+    progress: Progress,
+    but: str = "",
 ) -> Migration:
     """Record a copy of `info` with the biases of `state`, whose active profile is the refreshed one,
-    in the ledger.
+    in the ledger. but: a name that the copy must not have.
     """
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
@@ -111,7 +121,7 @@ def begun(
     )
     migration = Migration(
         source=info.name,
-        target=target_of(store, info, state.profile.epoch),
+        target=target_of(store, info, state.profile.epoch, but),
         field=state.field,
         bank_collection=state.profile.bank.collection,
         arguments={

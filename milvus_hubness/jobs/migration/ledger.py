@@ -174,6 +174,26 @@ class Migration(FrozenModel):
         """The name that leads to the copy; None if no name was moved."""
         return self.switch.name if self.switch else None
 
+    @property
+    def moving(self) -> frozenset[str]:
+        """The names that move, there or back, and the collections between which they do; empty while no
+        name moves.
+        """
+        if self.phase not in MOVING or self.switch is None:
+            return frozenset()
+        return frozenset({*self.switch.names, self.source, self.source_now, self.target})
+
+    def expect_no_move(self) -> None:
+        """Raise WrongPhase while names move, there or back: no alias fences a call that moves one, so it
+        may arrive late, and then has to lead to where the name is.
+        """
+        if self.phase in MOVING:
+            remedy = "" if self.is_refresh else ", without --restart"
+            raise WrongPhase(
+                f"the name {self.alias or self.source!r} is moving between {self.source_now!r} and "
+                f"{self.target!r}: end that first, by the command that began it{remedy}"
+            )
+
     def corrected(self) -> CollectionState:
         """Return the state of the copy. Raises WrongPhase if there is none yet."""
         if self.state is None:

@@ -41,7 +41,7 @@ from milvus_hubness.jobs.migration.copy import (
     copy_chunks,
     prepared,
 )
-from milvus_hubness.jobs.migration.corrected import has_moved_in_part
+from milvus_hubness.jobs.migration.corrected import has_moved, is_half_switched
 from milvus_hubness.jobs.migration.ledger import (
     Ledger,
     Migration,
@@ -123,6 +123,9 @@ def migrate(
         # A migration with a state that is being prepared is what an interrupted `clean` has left.
         is_left = earlier is not None and earlier.phase == "preparing" and earlier.state is not None
         if earlier is not None and (request.restart or is_left):
+            if lease.store.exists(target):
+                # A call that moves a name to this copy must not find the next one, of the same name.
+                earlier.expect_no_move()
             drop_copy(lease, ledger, earlier)
 
         migrator = Migrator(lease, begun(ledger, plan), options)
@@ -206,7 +209,7 @@ def roll_back(store: Store, name: str, options: MigrationOptions) -> Rollback:
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
     with opened(store, migration, options) as migrator:
-        migrator.expect_no_other_move()
+        migrator.end_refresh_of_copy()
         return migrator.roll_back()
 
 
@@ -353,14 +356,18 @@ class Migrator:
         self._require_unchanged(source)
         if self.migration.is_refresh:
             carry_grants(self._store, source.name, self.migration.target)
-        return self._switch(source, alias, rename)
+        switch = self._switch(source, alias, rename)
+        for other in self._ledger.migrations(source.name):
+            if other.id != self.migration.id and not other.moving.isdisjoint(switch.names):
+                other.expect_no_move()
+        return switch
 
     def _step_back(self) -> bool:
         """Go back to the verified copy if a killed run was about to move the first name; return
         whether it was. All rows are compared again then: clients may have ended to write to both sides
         since, as another job announced its own copy, and plain clients write to one side.
         """
-        if self.migration.phase != "switching" or self._has_moved():
+        if self.migration.phase != "switching" or has_moved(self._store, self.migration):
             return False
         # Without its switch, by which the source would be called by the name that it has not got yet.
         self._write(phase="verified", switch=None)
@@ -374,16 +381,6 @@ class Migrator:
         if switch.source_renamed is not None:
             return None, True
         return switch.name, False
-
-    def _has_moved(self) -> bool:
-        """Whether a name has moved to the copy, or the source has its new name already."""
-        switch = self.migration.switch
-        # A lost switch is an error of the move itself.
-        if switch is None:
-            return True
-        if switch.source_renamed is not None and self._store.exists(switch.source_renamed):
-            return True
-        return any(self._store.alias_target(name) == self.migration.target for name in switch.names)
 
     def _has_moved_back(self, switch: Switch) -> bool:
         """Whether a name has moved back to the source, or the source has its own name already."""
@@ -802,15 +799,23 @@ class Migrator:
         for name in (self.migration.target, self.migration.source_now):
             self._store.write_property(name, DUAL_WRITE_PROPERTY, None)
 
-    def expect_no_other_move(self) -> None:
-        """Raise WrongPhase while another migration of the copy has moved some of its names."""
-        migration = self.migration
-        for other in self._ledger.migrations(migration.target):
-            if other.id != migration.id and has_moved_in_part(self._store, other):
+    def end_refresh_of_copy(self) -> None:
+        """Drop what a refresh of the copy has made that was killed as it was about to move its first
+        name: a call that is still under way finds no collection then to which it could lead the name.
+
+        Raises WrongPhase if names have moved.
+        """
+        target = self.migration.target
+        for other in self._ledger.migrations(target):
+            if not (other.moving and other.is_refresh and other.source == target):
+                continue
+            if is_half_switched(self._store, other):
                 raise WrongPhase(
-                    f"some names have moved between {other.source_now!r} and {other.target!r}, and "
-                    f"others have not: repeat the refresh or the rollback of {other.target!r} first"
+                    f"some names have moved between {other.source_now!r} and {other.target!r}: repeat "
+                    f"the refresh or the rollback of {other.target!r} first"
                 )
+            self._lease.include(other.target)
+            drop_copy(self._lease, self._ledger, other)
 
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""

@@ -256,9 +256,9 @@ class ByCopy(Refreshing):
         return remarks
 
     def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
-        self._drop_unfinished()
+        left_to = self._drop_unfinished()
         state = self._state(fresh, correction.layout)
-        return self._copied(plan, self._begun(state))
+        return self._copied(plan, self._begun(state, left_to))
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         migration = plan.unfinished
@@ -270,27 +270,33 @@ class ByCopy(Refreshing):
             return self._copied(plan, migration)
 
         # The copy is like the source of then: another one is made, with the same biases.
-        self._drop_unfinished()
-        return self._copied(plan, self._begun(migration.corrected()))
+        left_to = self._drop_unfinished()
+        return self._copied(plan, self._begun(migration.corrected(), left_to))
 
-    def _begun(self, state: CollectionState) -> Migration:
-        """Record a copy with the biases of this state in the ledger."""
+    def _begun(self, state: CollectionState, but: str) -> Migration:
+        """Record a copy with the biases of this state in the ledger. but: a name that it must not have."""
         return begun(
             self.store,
             self.info,
             state,
             rename=self._renames,
             progress=self.options.progress,
+            but=but,
         )
 
-    def _drop_unfinished(self) -> None:
-        """Drop the copy of a killed refresh, whose biases are not wanted any more."""
+    def _drop_unfinished(self) -> str:
+        """Drop the copy of a killed refresh, whose biases are not wanted any more. Return its name if a
+        call that moves a name to it may still be under way, which the next copy must not receive; else
+        "".
+        """
         migrations = Ledger(self.store).migrations(self.info.name)
-        left = unfinished(migrations, self.info, self.state.field)
-        if left:
-            self.lease.check()
-            self.lease.include(left.target)
-            drop_copy(self.lease, Ledger(self.store), left)
+        left = unfinished(self.store, migrations, self.info, self.state.field)
+        if left is None:
+            return ""
+        self.lease.check()
+        self.lease.include(left.target)
+        drop_copy(self.lease, Ledger(self.store), left)
+        return left.target if left.moving else ""
 
     def _copied(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         """Make the copy with the new biases, and let it take over the names."""

@@ -139,7 +139,7 @@ def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) ->
     """Whether a refresh is unfinished: it is continued first, with the bank that it has."""
     if state.filling is not None:
         return True
-    return unfinished(Ledger(store).migrations(info.name), info, state.field) is not None
+    return unfinished(store, Ledger(store).migrations(info.name), info, state.field) is not None
 
 
 def _share(fit: Fit, rows: int, *, notes: bool) -> float | None:

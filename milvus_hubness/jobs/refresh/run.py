@@ -11,7 +11,7 @@ from typing import Any
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import CollectionNotFound
+from milvus_hubness.errors import CollectionNotFound, WrongPhase
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -65,9 +65,9 @@ def refresh(
     options = replace(options, **changes) if options else RefreshOptions(**changes)
     options = replace(options, recipe=_read(store, collection, options))
     began = time.perf_counter()
-    result = None
+    result = _attempt(store, collection, options, is_planned=plan)
     while result is None:
-        result = _attempt(store, collection, options, is_planned=plan)
+        result = _attempt(store, collection, options, is_planned=plan, has_ended_move=True)
     return replace(result, seconds=round(time.perf_counter() - began, 2))
 
 
@@ -81,10 +81,15 @@ def _read(store: Store, collection: str, options: RefreshOptions) -> Recipe:
 
 
 def _attempt(
-    store: Store, collection: str, options: RefreshOptions, *, is_planned: bool
+    store: Store,
+    collection: str,
+    options: RefreshOptions,
+    *,
+    is_planned: bool,
+    has_ended_move: bool = False,
 ) -> RefreshResult | None:
-    """Refresh the collection; return None if a killed refresh had moved some of its names, and this
-    has moved the others. is_planned: write nothing.
+    """Refresh the collection; return None if a killed job had moved some of its names, and this has moved
+    the others. is_planned: write nothing. has_ended_move: this process has moved these others just now.
     """
     field = options.field
     with ExitStack() as stack:
@@ -99,7 +104,7 @@ def _attempt(
                 lease, info = stack.enter_context(validated)
             except CollectionNotFound:
                 # A collection that was renamed, and its name is no alias yet.
-                left = half_switched(Ledger(store).migrations(collection), collection)
+                left = half_switched(store, Ledger(store).migrations(collection), collection)
                 if left is None:
                     raise
                 with opened(store, left, copying(options)) as migrator:
@@ -114,7 +119,14 @@ def _attempt(
             recipe = replace(options.recipe, bank=check.bank, verdict="skip")
             options = replace(options, recipe=recipe)
         result = _refreshed(
-            lease, store, info, collection, options, check.reason, is_planned=is_planned
+            lease,
+            store,
+            info,
+            collection,
+            options,
+            check.reason,
+            is_planned=is_planned,
+            has_ended_move=has_ended_move,
         )
         return None if result is None else _with_refit(result, check)
 
@@ -153,10 +165,12 @@ def _refreshed(
     refit_reason: str,
     *,
     is_planned: bool,
+    has_ended_move: bool,
 ) -> RefreshResult | None:
     """Finish what a killed job left, plan the refresh, and carry it out.
 
-    requested: the name or alias that the caller used. Return None if names were left to move.
+    requested: the name or alias that the caller used. Return None if names were left to move. Raises
+    WrongPhase if this was so before, and a copy is due besides.
     """
     whole = ready_state(info, options.field)
     if not is_planned:
@@ -168,13 +182,13 @@ def _refreshed(
         migrations = executor.submit(Ledger(store).migrations, info.name)
         pending_count = executor.submit(StoredBiases(store, info, whole).count_pending)
 
-        left = half_switched(migrations.result(), info.name)
+        left = half_switched(store, migrations.result(), info.name)
         if left is not None and not is_planned:
             with opened(store, left, copying(options), lease) as migrator:
                 migrator.run()
             return None
 
-        begun = unfinished(migrations.result(), info, whole.field)
+        begun = unfinished(store, migrations.result(), info, whole.field)
         name = _chosen_profile(whole, options, begun)
         state, is_new = with_profile(whole, name, options, begun)
         stored_bank = executor.submit(store.load_bank, state.profile.bank, checked=False)
@@ -192,12 +206,20 @@ def _refreshed(
             refit_reason,
         )
 
+    is_beside = whole.codec.leaves_vectors
+    if has_ended_move and plan.reason and not is_beside:
+        # A call of the killed job may still be under way. It leads a name to where it is now: so that it
+        # has to stay there for the rest of this command.
+        raise WrongPhase(
+            f"names that a killed job was moving have arrived at {info.name!r}, and nothing else was done: "
+            "repeat the command for the new biases"
+        )
     if not is_planned:
         lease.check()
         bank_collection = state.profile.bank.collection
         store.drop_spare_generations(bank_collection, Ledger(store).used_banks)
 
-    kind: type[Refreshing] = BesideVectors if whole.codec.leaves_vectors else ByCopy
+    kind: type[Refreshing] = BesideVectors if is_beside else ByCopy
     job = kind(
         store=store,
         lease=lease,
