@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
+from pymilvus.exceptions import MilvusException, ParamError
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 
 from milvus_hubness import (
@@ -104,6 +104,53 @@ def test_a_longer_answer_looks_at_as_many_more_candidates(enabled):
     results = enabled.client.search(enabled.name, data=list(enabled.queries), limit=limit)
     candidates = enabled.state.reranking.candidates * limit // 10
     enabled.assert_found(results, page=slice(0, limit), candidates=candidates)
+
+
+NO_LIMITS = [0, -1, -3, None, "3", 3.5, np.int64(3)]
+
+
+@pytest.mark.parametrize("limit", NO_LIMITS, ids=repr)
+@pytest.mark.parametrize("reranked", [False, True])
+def test_a_limit_that_pymilvus_refuses_is_refused_alike(enabled, limit, reranked):
+    """The server sees the number of candidates, and not the limit."""
+    question = {"data": list(enabled.queries), "limit": limit}
+    with pytest.raises(ParamError) as expected:
+        enabled.plain.search(enabled.name, **question)
+    further = {"rerank": GloballyCorrected(20), "strength": 0} if reranked else {}
+    with pytest.raises(ParamError) as refused:
+        enabled.client.search(enabled.name, **question, **further)
+    assert str(refused.value) == str(expected.value)
+
+
+def test_no_page_begins_before_the_first_hit(enabled):
+    for further in ({"offset": -2}, {"search_params": {"offset": -2}}):
+        with pytest.raises(InvalidParameter, match="offset at least 0"):
+            enabled.client.search(enabled.name, data=list(enabled.queries), **further)
+
+
+def asked_together(queries):
+    return [AnnSearchRequest([query], "vector", {}, 5) for query in queries[:2]]
+
+
+@pytest.mark.parametrize("limit", NO_LIMITS, ids=repr)
+def test_a_limit_of_merged_answers_is_refused_alike(enabled, limit):
+    parts = asked_together(enabled.queries)
+    with pytest.raises(ParamError) as expected:
+        enabled.plain.hybrid_search(enabled.name, parts, RRFRanker(), limit=limit)
+    with pytest.raises(ParamError) as refused:
+        enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), limit=limit)
+    assert str(refused.value) == str(expected.value)
+
+
+def test_an_offset_of_merged_answers_is_refused_alike(enabled):
+    parts = asked_together(enabled.queries)
+    for offset in ("1", np.int64(1), 1.5):
+        with pytest.raises(ParamError, match="wrong type for offset"):
+            enabled.plain.hybrid_search(enabled.name, parts, RRFRanker(), offset=offset)
+        with pytest.raises(ParamError, match="wrong type for offset"):
+            enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), offset=offset)
+    with pytest.raises(InvalidParameter, match="offset at least 0"):
+        enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), limit=3, offset=-1)
 
 
 def test_filters_and_rounding(enabled):

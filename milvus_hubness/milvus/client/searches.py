@@ -36,10 +36,13 @@ from milvus_hubness.milvus.client.messages import (
     SearchRequest,
     checked_decimals,
     expect_candidates,
+    expect_limit,
     expect_question,
     expect_strength,
     expect_whole_hits,
     first_set,
+    offset_in,
+    page_of,
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
@@ -194,6 +197,7 @@ class Searches:
         expect_question(
             question.data, question.ids, question.output_fields, question.search_params, options
         )
+        expect_limit(question.limit)
         rewrite = rewrite_of(state, cached.reading)
 
         question, further = self._with_options(question, options)
@@ -434,8 +438,8 @@ class Searches:
         merging = ranking.Ranker.of(hybrid.ranker)
         corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
         if ranking.must_merge(merging, corrected):
-            offset = int(options.get("offset") or 0)
-            page = slice(offset, offset + hybrid.limit)
+            expect_limit(hybrid.limit)
+            page = page_of(hybrid.limit, offset_in(options, {}))
             return (yield from self._merged(collection, cached, parts, merging, page, options))
 
         sent = [
