@@ -14,6 +14,7 @@ from milvus_hubness import (
     CollectionExists,
     CorrectionNotRecommended,
     GloballyCorrected,
+    InvalidInput,
     InvalidParameter,
     NotCorrected,
     QueryBank,
@@ -151,6 +152,40 @@ def test_an_offset_of_merged_answers_is_refused_alike(enabled):
             enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), offset=offset)
     with pytest.raises(InvalidParameter, match="offset at least 0"):
         enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), limit=3, offset=-1)
+
+
+def test_merged_requests_need_as_many_queries_as_each_other(enabled):
+    one, two = (
+        AnnSearchRequest(list(enabled.queries[:count]), "vector", {}, 5) for count in (1, 2)
+    )
+    for parts in ([one, two], [two, one]):
+        with pytest.raises(MilvusException):
+            enabled.plain.hybrid_search(enabled.name, parts, RRFRanker())
+        with pytest.raises(InvalidInput, match="queries: give each request"):
+            enabled.client.hybrid_search(enabled.name, parts, RRFRanker())
+
+
+def test_a_merged_search_without_a_ranker_goes_by_ranks(enabled):
+    """As on a server, which has this ranker of its own."""
+    parts = asked_together(enabled.queries)
+    without, by_rank = (
+        enabled.client.hybrid_search(enabled.name, parts, ranker) for ranker in (None, RRFRanker())
+    )
+    assert [list(hits) for hits in without] == [list(hits) for hits in by_rank]
+    for client in (enabled.plain, enabled.client):
+        with pytest.raises(ParamError, match="must be a Function or a Ranker"):
+            client.hybrid_search(enabled.name, parts, "rrf")
+
+
+def test_the_offset_of_a_part_has_no_effect_on_merged_answers_either(enabled):
+    at_end = AnnSearchRequest([enabled.queries[0]], "vector", {"offset": 2}, 5)
+    parts = asked_together(enabled.queries)
+    for client in (enabled.plain, enabled.client):
+        moved, expected = (
+            client.hybrid_search(enabled.name, [first, parts[1]], RRFRanker())
+            for first in (at_end, parts[0])
+        )
+        assert moved[0].ids == expected[0].ids
 
 
 def test_filters_and_rounding(enabled):

@@ -89,7 +89,9 @@ def test_later_pages_are_gated_by_the_first(gated):
     assert_found(gated, results, gated.chosen(gated.activated(gated.bank)), skip=3)
 
 
-@pytest.mark.parametrize("page", [{"limit": 0}, {"limit": -3, "offset": 5}, {"limit": "3"}], ids=str)
+@pytest.mark.parametrize(
+    "page", [{"limit": 0}, {"limit": -3, "offset": 5}, {"limit": "3"}], ids=str
+)
 def test_a_limit_that_pymilvus_refuses_is_refused_alike(gated, page):
     """The server sees the end of the page, and not the limit."""
     with pytest.raises(ParamError, match="`limit` value"):

@@ -426,7 +426,8 @@ class Searches:
             question = Question(
                 without_tensors(request.data) if state else request.data,
                 request.limit,
-                search_params=request.param,
+                # An offset is that of the whole, which a server looks at alone, too.
+                search_params=_without_offset(request.param),
                 output_fields=output_fields,
                 strength=self.strength if hybrid.strength is None else hybrid.strength,
                 kinds=self.kinds if hybrid.kinds is None else hybrid.kinds,
@@ -527,6 +528,12 @@ def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
         expr=request.expr,
         expr_params=request.expr_params,
     )
+
+
+def _without_offset(params: Any) -> Any:
+    if not isinstance(params, Mapping):
+        return params
+    return {name: value for name, value in params.items() if name != "offset"}
 
 
 def _joined(results: Any, more: Any) -> Any:
