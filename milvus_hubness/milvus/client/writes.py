@@ -193,6 +193,9 @@ class Writes:
         stored = write.data
         side_columns: list[tuple[SideBiases, Columns]] = []
         for state in cached.states.values():
+            if _are_rows(rows):
+                # Of a partial update without a vector, too: what is decoded by them would change.
+                _expect_no_hidden_fields(state, rows)
             if not _bring_vectors(rows, state.field):
                 if _are_rows(rows):
                     state.expect_values(rows)
@@ -396,15 +399,8 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
     """Return the vectors (n, d) of rows that a user writes, float32.
 
-    valid: require vectors that can have a bias. This is the only check of a user's rows.
+    valid: require vectors that can have a bias. This is the only check of a user's vectors.
     """
-    hidden = state.codec.hidden_fields
-    for i, row in enumerate(rows):
-        if taken := [name for name in hidden if name in row]:
-            raise InvalidInput(
-                f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
-            )
-
     vectors: Any = [row[state.field] for row in rows]
     if state.dtype != "float32":
         vectors = [unpacked(vector, state.dtype) for vector in vectors]
@@ -416,6 +412,16 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
         # The message of a vector of another shape is to name its row.
         _expect_shapes(state, vectors)
         raise
+
+
+def _expect_no_hidden_fields(state: CollectionState, rows: Sequence[Row]) -> None:
+    """Raise InvalidInput for the first row that sets a hidden field."""
+    hidden = state.codec.hidden_fields
+    for i, row in enumerate(rows):
+        if taken := [name for name in hidden if name in row]:
+            raise InvalidInput(
+                f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
+            )
 
 
 def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:
