@@ -188,6 +188,22 @@ def test_the_offset_of_a_part_has_no_effect_on_merged_answers_either(enabled):
         assert moved[0].ids == expected[0].ids
 
 
+@pytest.mark.parametrize("strength", [1, 0])
+def test_another_metric_than_the_fields_is_refused(enabled, strength):
+    """Milvus Lite would search by it, and the worst candidates come first."""
+    other = "IP" if enabled.metric == "L2" else "L2"
+    for params in ({"metric_type": other}, {"params": {"metric_type": other}}):
+        with pytest.raises(InvalidParameter, match=f"expected {enabled.metric}, not {other}"):
+            enabled.client.search(
+                enabled.name, list(enabled.queries), search_params=params, strength=strength
+            )
+    question = {"data": list(enabled.queries), "strength": strength}
+    named = enabled.client.search(
+        enabled.name, search_params={"metric_type": enabled.metric}, **question
+    )
+    assert named[0].ids == enabled.client.search(enabled.name, **question)[0].ids
+
+
 def test_filters_and_rounding(enabled):
     results = enabled.client.search(
         enabled.name, data=list(enabled.queries), filter="group == 2", limit=5, round_decimal=3
