@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType
+from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
@@ -357,8 +358,11 @@ class Searches:
         ids: Any,
         options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
-        """Return the vectors of the rows with these ids. Raises InvalidInput if one is missing."""
-        keys = ids if isinstance(ids, list) else [ids]
+        """Return the vectors of the rows with these ids.
+
+        Raises InvalidInput if one is missing, and ParamError for what is no id, as pymilvus does.
+        """
+        keys = [_as_key(id) for id in (ids if isinstance(ids, list) else [ids])]
         further = {
             "output_fields": [state.field],
             "timeout": options.get("timeout"),
@@ -528,6 +532,15 @@ def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
         expr=request.expr,
         expr_params=request.expr_params,
     )
+
+
+def _as_key(id: Any) -> Key:
+    # pymilvus takes NumPy's integers, too.
+    if isinstance(id, np.integer):
+        return int(id)
+    if not isinstance(id, int | str):
+        raise ParamError(message=f"Unsupported id type: {type(id)}")
+    return id
 
 
 def _without_offset(params: Any) -> Any:
