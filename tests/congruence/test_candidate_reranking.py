@@ -311,6 +311,18 @@ def test_rows_come_and_go_with_their_biases(fresh):
     assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())
 
 
+def test_a_row_of_another_partition_than_the_deletion_names_keeps_its_bias(fresh):
+    fresh.plain.create_partition(fresh.name, "winter")
+    question = {"data": [fresh.items[5]], "limit": 1, "filter": "id == 5"}
+    [[before]] = fresh.client.search(fresh.name, **question)
+    fresh.client.delete(fresh.name, ids=[5], partition_name="winter")
+    if not fresh.client.get(fresh.name, [5]):
+        pytest.skip("Milvus Lite takes no notice of the partition")
+    for client in (fresh.client, fresh.new_client()):
+        [[after]] = client.search(fresh.name, **question)
+        assert after["distance"] == pytest.approx(before["distance"], abs=1e-6)
+
+
 def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
     """The collection is disabled between the row and its bias, so that what the client knew is outdated."""
     enabled = Enabled(lite, "IP")

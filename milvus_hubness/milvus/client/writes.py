@@ -284,16 +284,18 @@ class Writes:
         return paths
 
     def delete(self, deletion: Deletion, cached: CachedState) -> Operation[dict[str, int]]:
-        """Delete rows, and their biases in a side collection if keys name them.
+        """Delete rows, and their biases in a side collection if keys alone name them.
 
-        After a deletion by a filter, the next refresh removes these biases.
+        After a deletion by a filter, or in one partition, the next refresh removes these biases: rows
+        of these keys in other partitions stay, and need theirs.
         """
         deletion = replace(deletion, collection=cached.real_name or deletion.collection)
-        if deletion.ids:
+        are_gone = bool(deletion.ids) and not deletion.partition_name
+        if are_gone:
             yield from self._rights.expect(cached, "delete", deletion.timeout)
         answer: dict[str, int] = yield deletion.ask()
 
-        for side in cached.side_biases if deletion.ids else ():
+        for side in cached.side_biases if are_gone else ():
             send = _delete(side.collection, deletion)
             gone = dict.fromkeys(_listed(deletion.ids))
             yield from self._states.side_memory.write(side, gone, send)
