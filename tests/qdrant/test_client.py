@@ -196,6 +196,30 @@ def test_points_are_looked_up_elsewhere_by_what_the_user_gave_them(corrected):
     assert_alike(raw, theirs.points)
 
 
+def test_a_point_looked_up_in_the_searched_collection_is_left_out_there(corrected):
+    """As without a lookup: it is named by its id in the collection that is searched."""
+    alias = corrected.backend.name("alias")
+    plain, client = corrected.backend.client, corrected.client
+    for name in (corrected.source, corrected.name):
+        change = models.CreateAlias(collection_name=name, alias_name=f"{alias}_{name}")
+        plain.update_collection_aliases([models.CreateAliasOperation(create_alias=change)])
+    lookup = models.LookupLocation(collection=corrected.source)
+    theirs = plain.query_points(corrected.source, key(5), lookup_from=lookup, limit=8).points
+    assert key(5) not in {point.id for point in theirs}
+    assert_alike(
+        client.query_points(corrected.source, key(5), lookup_from=lookup, limit=8).points, theirs
+    )
+    expected = client.query_points(corrected.name, key(5), limit=8).points
+    for name, of in (
+        (corrected.name, corrected.name),
+        (f"{alias}_{corrected.name}", corrected.name),
+        (f"{alias}_{corrected.name}", f"{alias}_{corrected.name}"),
+    ):
+        lookup = models.LookupLocation(collection=of)
+        found = client.query_points(name, key(5), lookup_from=lookup, limit=8).points
+        assert_alike(found, expected)
+
+
 def two_vectors(backend):
     """A source of a dense and a sparse vector, and its copy, whose dense one is corrected."""
     rng = np.random.default_rng(3)

@@ -133,7 +133,7 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            rewriter = self._rewriter(cached, strength, kinds, profile)
+            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
             if len(requests) > 1:
                 rewriter = replace(rewriter, encoded=rewriter.encoded_together(requests))
 
@@ -179,7 +179,7 @@ class Operations(Writing):
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            rewriter = self._rewriter(cached, strength, kinds, profile)
+            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
             sent, decoding = yield from self._rewritten(collection, rewriter, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation(
@@ -215,6 +215,7 @@ class Operations(Writing):
 
     def _rewriter(
         self,
+        collection: str,
         cached: CachedState,
         strength: float | None,
         kinds: float | None,
@@ -229,12 +230,12 @@ class Operations(Writing):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
         factor = self.kinds if kinds is None else kinds
         expect_factor(factor)
-        return Rewriter(cached, {}, weight, profile, factor)
+        return Rewriter(cached, collection, {}, weight, profile, factor)
 
     def _rewritten(
         self, collection: str, rewriter: Rewriter, request: models.QueryRequest, most: int
     ) -> Operation[tuple[models.QueryRequest, Decoding]]:
-        points = points_named(request, rewriter.cached_state)
+        points = points_named(request, rewriter.cached_state, collection)
         if points:
             vectors = yield from self._users_vectors(collection, rewriter.cached_state, points)
             rewriter = replace(rewriter, vectors=vectors)

@@ -8,7 +8,7 @@ Biases in payloads are subtracted by a formula over candidates.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -87,26 +87,33 @@ def _needs_no_vector(query: Any) -> bool:
     )
 
 
-def points_named(request: Any, cached: CachedState) -> set[Named]:
-    """Return the points whose user's vectors a request, or a prefetch, needs."""
+def points_named(request: Any, cached: CachedState, searched: str) -> set[Named]:
+    """Return the points whose user's vectors a request, or a prefetch, needs.
+
+    searched: the name of the collection as the user gave it.
+    """
     points: set[Named] = set()
     if (request.using or UNNAMED) in cached.in_vectors or request.lookup_from is not None:
-        collection, field = _source_of(request)
+        collection, field = _source_of(request, (searched, cached.name))
         points = {
             (collection, field, _id(value)) for value in _inputs(request.query) if is_id(value)
         }
-    return points.union(*(points_named(prefetch, cached) for prefetch in prefetches(request)))
+    inner = (points_named(prefetch, cached, searched) for prefetch in prefetches(request))
+    return points.union(*inner)
 
 
-def _source_of(request: Any) -> tuple[str | None, str]:
-    """Return the collection and the vector that ids in a request's query refer to."""
+def _source_of(request: Any, searched: Collection[str]) -> tuple[str | None, str]:
+    """Return the collection and the vector that ids in a request's query refer to.
+
+    searched: the names of the searched collection, which a request may name as any other one.
+    """
     lookup = request.lookup_from
     using = request.using or UNNAMED
     if lookup is None:
         return None, using
 
     field = using if lookup.vector is None else lookup.vector
-    return lookup.collection, field or UNNAMED
+    return None if lookup.collection in searched else lookup.collection, field or UNNAMED
 
 
 def prefetches(request: Any) -> list[Any]:
@@ -171,6 +178,9 @@ class Rewriter:
 
     cached_state: CachedState
     """The state of the searched collection."""
+
+    searched: str
+    """The name of that collection as the user gave it, possibly an alias."""
 
     vectors: Vectors
     """The user's vectors of all points that the request names, see `points_named`."""
@@ -341,7 +351,7 @@ class Rewriter:
         """Return the query with vectors in place of
         ids, and the ids that its answer must leave out.
         """
-        collection, field = _source_of(request)
+        collection, field = _source_of(request, (self.searched, self.cached_state.name))
         excluded: list[Any] = []
 
         def resolved(value: Any) -> Any:
