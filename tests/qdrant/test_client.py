@@ -340,6 +340,22 @@ def test_diverse_answers_are_picked_from_corrected_candidates(corrected):
     assert mine[0].id == nearest[0].id
 
 
+def test_a_limit_that_qdrant_refuses_is_refused(backend):
+    if not backend.is_local:
+        pytest.skip("a server answers with its own error")
+    corrected = Corrected(backend)
+    query = corrected.query.tolist()
+    mmr = models.NearestQuery(nearest=query, mmr=models.Mmr(candidates_limit=20))
+    for client, name in ((backend.client, corrected.source), (corrected.client, corrected.name)):
+        for limit in (0, -1):
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points(name, query, limit=limit)
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points(name, mmr, limit=limit)
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points_groups(name, "group", query, limit=limit)
+
+
 def test_reading_shows_what_qdrant_would(of_each_distance):
     corrected = of_each_distance
     plain, client = corrected.backend.client, corrected.client

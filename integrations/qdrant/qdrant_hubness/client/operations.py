@@ -15,10 +15,10 @@ from milvus_hubness import InvalidInput, UnsupportedOperation
 from milvus_hubness.extending import Ask, Floats, expect_factor
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
-    DEFAULT_LIMIT,
     Decoding,
     Named,
     Rewriter,
+    limit_of,
     picked_by_mmr,
     points_named,
 )
@@ -141,7 +141,7 @@ class Operations(Writing):
             decodings = []
             for request in requests:
                 # Candidates up to the end of the page.
-                most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
+                most = limit_of(request) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
                     collection, rewriter, request, most
                 )
@@ -178,7 +178,7 @@ class Operations(Writing):
         """As QdrantClient.query_points_groups."""
 
         def call(cached: CachedState) -> Operation[Any]:
-            limit = (request.limit or DEFAULT_LIMIT) * group_size
+            limit = limit_of(request) * group_size
             rewriter = self._rewriter(collection, cached, strength, kinds, profile)
             sent, decoding = yield from self._rewritten(collection, rewriter, request, limit)
             if decoding.mmr is not None:
@@ -294,7 +294,7 @@ def arguments(request: models.QueryRequest) -> Options:
     """Return the arguments of query_points for a request."""
     renamed = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
     options = {renamed.get(name, name): value for name, value in request if name != "shard_key"}
-    options["limit"] = options["limit"] or DEFAULT_LIMIT
+    options["limit"] = limit_of(request)
     if request.shard_key is not None:
         options["shard_key_selector"] = request.shard_key
     return options

@@ -43,6 +43,13 @@ _AVERAGES = (None, models.RecommendStrategy.AVERAGE_VECTOR)
 """The strategies that search for one vector, which the client can compute itself."""
 
 
+def limit_of(request: Any) -> int:
+    """Return the number of points that a request, or a prefetch, asks for."""
+    # Qdrant refuses 0, which names a number.
+    limit: int = DEFAULT_LIMIT if request.limit is None else request.limit
+    return limit
+
+
 def is_id(value: Any) -> bool:
     """Whether an input of a query is the id of a point."""
     return isinstance(value, int | str | uuid.UUID)
@@ -274,7 +281,7 @@ class Rewriter:
 
     def _rewritten_prefetch(self, prefetch: Any) -> Any:
         state = self.cached_state.state_of(prefetch.using)
-        limit = prefetch.limit or DEFAULT_LIMIT
+        limit = limit_of(prefetch)
         rewritten, _ = self._rewritten(prefetch, state, limit, is_top=False)
         return rewritten
 
@@ -321,8 +328,13 @@ class Rewriter:
 
             # Qdrant would compare augmented vectors: it returns the candidates, and the client
             # selects among them.
-            limit = request.limit or DEFAULT_LIMIT
+            limit = limit_of(request)
             offset = request.offset or 0
+            if limit < 1 or offset < 0:
+                raise InvalidInput(
+                    f"{limit} points from offset {offset} on are none to choose: limit must be at "
+                    "least 1, and offset at least 0"
+                )
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
             decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
             changed["limit"] = query.mmr.candidates_limit or limit + offset
