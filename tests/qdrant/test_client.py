@@ -250,6 +250,15 @@ def two_vectors(backend):
     return name, migrate(store, plan).target, items, bank
 
 
+@pytest.mark.parametrize("method", ["search_matrix_pairs", "search_matrix_offsets"])
+def test_a_vector_named_by_position_is_compared_with_no_other_in_augmented_form(backend, method):
+    source, target, _, _ = two_vectors(backend)
+    with pytest.raises(UnsupportedOperation, match="augmented"):
+        getattr(backend.hubness(), method)(target, None, 2, 9, "dense")
+    for client, name in ((backend.client, source), (backend.hubness(), source)):
+        assert getattr(client, method)(name, FILTER, 2, 9, "dense")
+
+
 @pytest.mark.parametrize("merge", ["rrf", "dbsf", "rescored", "formula", "nested"])
 def test_prefetches_are_merged_from_corrected_scores(backend, merge):
     source, target, _, bank = two_vectors(backend)

@@ -69,20 +69,18 @@ class Operations(Writing):
 
         return self.with_state(collection, call)
 
-    def matrix(
-        self, method: str, collection: str, args: tuple[Any, ...], options: Options
-    ) -> Operation[Any]:
+    def matrix(self, method: str, collection: str, options: Options) -> Operation[Any]:
         """As the method of QdrantClient, which compares points.
 
         Raises UnsupportedOperation for augmented vectors.
         """
         cached = yield from self.cached_state(collection)
-        if (options.get("using") or UNNAMED) in cached.in_vectors:
+        if (options["using"] or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(
                 f"{method} would compare augmented vectors, which have the biases in them: use the "
                 "source collection"
             )
-        return (yield Ask(method, (collection, *args), options))
+        return (yield Ask(method, (collection,), options))
 
     # -- queries -----------------------------------------------------------------------------------
 
