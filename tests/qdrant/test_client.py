@@ -525,6 +525,24 @@ def test_an_upload_has_the_options_of_qdrants(backend, monkeypatch):
     assert len(requests) == 2
 
 
+def test_an_upload_leaves_no_vector_out_without_a_word(backend):
+    items = vectors(np.random.default_rng(0), 4, 8)
+    name, plain, client = backend.fill(items[:1]), backend.client, backend.hubness()
+    for further in ({"ids": [7]}, {"payload": [{"a": 1}]}, {"payload": []}, {"ids": iter([7, 8])}):
+        further = {**further, "wait": True}
+        for uploading in (plain, client):
+            with pytest.raises(ValueError, match="iterable is shorter than vectors iterable"):
+                uploading.upload_collection(name, items, **further)
+    for batch_size in (0, -1):
+        with pytest.raises(InvalidInput, match="batch_size must be at least 1"):
+            client.upload_collection(name, items, batch_size=batch_size)
+    assert plain.count(name).count == 1
+
+    payloads = np.array([{"n": i} for i in range(4)], dtype=object)
+    client.upload_collection(name, items, payload=payloads, ids=[7, 8, 9, 10, 11], wait=True)
+    assert [point.payload for point in plain.retrieve(name, [7, 8, 9, 10])] == list(payloads)
+
+
 def test_a_client_is_made_as_qdrants_own_is(tmp_path):
     with_data = HubnessQdrantClient(path=str(tmp_path))
     with_data.create_collection("c", vectors_config=models.VectorParams(size=2, distance="Dot"))
