@@ -272,6 +272,8 @@ class Writes:
         row_count = 0
         while batch := list(islice(source, ROWS_PER_REQUEST)):
             for i, row in enumerate(batch, row_count):
+                if not isinstance(row, dict):
+                    raise InvalidInput(f"row {i} is a {type(row).__name__}: pass a list of dicts")
                 if lacking := [name for name in cached.states if name not in row]:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
 
