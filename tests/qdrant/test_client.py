@@ -162,6 +162,21 @@ def test_a_point_is_asked_for_by_what_the_user_gave_it(of_each_distance):
         corrected.client.query_points(corrected.name, 123_456)
 
 
+def test_a_uuid_may_be_written_as_a_server_reads_it(corrected, monkeypatch):
+    """The local mode compares ids letter by letter, a server does not."""
+    retrieve = QdrantClient.retrieve
+
+    def as_a_server(self, collection_name, ids, *args, **options):
+        read = [str(uuid.UUID(id)) if isinstance(id, str) else id for id in ids]
+        return retrieve(self, collection_name, read, *args, **options)
+
+    monkeypatch.setattr(QdrantClient, "retrieve", as_a_server)
+    ask = corrected.client.query_points
+    expected = ask(corrected.name, key(4), limit=8).points
+    for written in (key(4).replace("-", ""), key(4).upper(), f"urn:uuid:{key(4)}"):
+        assert_alike(ask(corrected.name, written, limit=8).points, expected)
+
+
 def test_recommendations_by_the_average_are_corrected(of_each_distance):
     corrected = of_each_distance
     a, b, c = (

@@ -18,6 +18,7 @@ from qdrant_hubness.client.rewrite import (
     Decoding,
     Named,
     Rewriter,
+    as_returned,
     limit_of,
     picked_by_mmr,
     points_named,
@@ -258,16 +259,18 @@ class Operations(Writing):
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield from self.divided(source, "retrieve", ids, options)
             vectors = {
-                record.id: named(state.decoded(record.vector)).get(field) for record in records
+                as_returned(record.id): named(state.decoded(record.vector)).get(field)
+                for record in records
             }
             for id in ids:
-                if vectors.get(id) is None:
+                vector = vectors.get(as_returned(id))
+                if vector is None:
                     raise InvalidInput(
                         f"point {id!r} of {source!r} does not have {vector_words(field)}: name "
                         "another point"
                     )
 
-                vector_of[other, field, id] = vectors[id]
+                vector_of[other, field, id] = vector
 
         return vector_of
 

@@ -59,6 +59,16 @@ def _id(value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
+def as_returned(id: Any) -> Any:
+    """Return an id as a server returns it, which reads UUIDs without hyphens and in capitals, too."""
+    if not isinstance(id, str):
+        return id
+    try:
+        return str(uuid.UUID(id))
+    except ValueError:
+        return id
+
+
 def _inputs(query: Any) -> list[Any]:
     """Return the vectors and the ids of points in a query."""
     if query is None:
@@ -372,7 +382,7 @@ class Rewriter:
 
             # Qdrant leaves the points out that a query names. It no longer sees their ids.
             if collection is None:
-                excluded.append(_id(value))
+                excluded.extend((_id(value), as_returned(_id(value))))
             return self.vectors[collection, field, _id(value)]
 
         query = _mapped(request.query, resolved)
