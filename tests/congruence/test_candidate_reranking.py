@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
+from pymilvus.exceptions import MilvusException, ParamError
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 
 from milvus_hubness import (
@@ -14,6 +14,7 @@ from milvus_hubness import (
     CollectionExists,
     CorrectionNotRecommended,
     GloballyCorrected,
+    InvalidInput,
     InvalidParameter,
     NotCorrected,
     QueryBank,
@@ -104,6 +105,103 @@ def test_a_longer_answer_looks_at_as_many_more_candidates(enabled):
     results = enabled.client.search(enabled.name, data=list(enabled.queries), limit=limit)
     candidates = enabled.state.reranking.candidates * limit // 10
     enabled.assert_found(results, page=slice(0, limit), candidates=candidates)
+
+
+NO_LIMITS = [0, -1, -3, None, "3", 3.5, np.int64(3)]
+
+
+@pytest.mark.parametrize("limit", NO_LIMITS, ids=repr)
+@pytest.mark.parametrize("reranked", [False, True])
+def test_a_limit_that_pymilvus_refuses_is_refused_alike(enabled, limit, reranked):
+    """The server sees the number of candidates, and not the limit."""
+    question = {"data": list(enabled.queries), "limit": limit}
+    with pytest.raises(ParamError) as expected:
+        enabled.plain.search(enabled.name, **question)
+    further = {"rerank": GloballyCorrected(20), "strength": 0} if reranked else {}
+    with pytest.raises(ParamError) as refused:
+        enabled.client.search(enabled.name, **question, **further)
+    assert str(refused.value) == str(expected.value)
+
+
+def test_no_page_begins_before_the_first_hit(enabled):
+    for further in ({"offset": -2}, {"search_params": {"offset": -2}}):
+        with pytest.raises(InvalidParameter, match="offset at least 0"):
+            enabled.client.search(enabled.name, data=list(enabled.queries), **further)
+
+
+def asked_together(queries):
+    return [AnnSearchRequest([query], "vector", {}, 5) for query in queries[:2]]
+
+
+@pytest.mark.parametrize("limit", NO_LIMITS, ids=repr)
+def test_a_limit_of_merged_answers_is_refused_alike(enabled, limit):
+    parts = asked_together(enabled.queries)
+    with pytest.raises(ParamError) as expected:
+        enabled.plain.hybrid_search(enabled.name, parts, RRFRanker(), limit=limit)
+    with pytest.raises(ParamError) as refused:
+        enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), limit=limit)
+    assert str(refused.value) == str(expected.value)
+
+
+def test_an_offset_of_merged_answers_is_refused_alike(enabled):
+    parts = asked_together(enabled.queries)
+    for offset in ("1", np.int64(1), 1.5):
+        with pytest.raises(ParamError, match="wrong type for offset"):
+            enabled.plain.hybrid_search(enabled.name, parts, RRFRanker(), offset=offset)
+        with pytest.raises(ParamError, match="wrong type for offset"):
+            enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), offset=offset)
+    with pytest.raises(InvalidParameter, match="offset at least 0"):
+        enabled.client.hybrid_search(enabled.name, parts, RRFRanker(), limit=3, offset=-1)
+
+
+def test_merged_requests_need_as_many_queries_as_each_other(enabled):
+    one, two = (
+        AnnSearchRequest(list(enabled.queries[:count]), "vector", {}, 5) for count in (1, 2)
+    )
+    for parts in ([one, two], [two, one]):
+        with pytest.raises(MilvusException):
+            enabled.plain.hybrid_search(enabled.name, parts, RRFRanker())
+        with pytest.raises(InvalidInput, match="queries: give each request"):
+            enabled.client.hybrid_search(enabled.name, parts, RRFRanker())
+
+
+def test_a_merged_search_without_a_ranker_goes_by_ranks(enabled):
+    """As on a server, which has this ranker of its own."""
+    parts = asked_together(enabled.queries)
+    without, by_rank = (
+        enabled.client.hybrid_search(enabled.name, parts, ranker) for ranker in (None, RRFRanker())
+    )
+    assert [list(hits) for hits in without] == [list(hits) for hits in by_rank]
+    for client in (enabled.plain, enabled.client):
+        with pytest.raises(ParamError, match="must be a Function or a Ranker"):
+            client.hybrid_search(enabled.name, parts, "rrf")
+
+
+def test_the_offset_of_a_part_has_no_effect_on_merged_answers_either(enabled):
+    at_end = AnnSearchRequest([enabled.queries[0]], "vector", {"offset": 2}, 5)
+    parts = asked_together(enabled.queries)
+    for client in (enabled.plain, enabled.client):
+        moved, expected = (
+            client.hybrid_search(enabled.name, [first, parts[1]], RRFRanker())
+            for first in (at_end, parts[0])
+        )
+        assert moved[0].ids == expected[0].ids
+
+
+@pytest.mark.parametrize("strength", [1, 0])
+def test_another_metric_than_the_fields_is_refused(enabled, strength):
+    """Milvus Lite would search by it, and the worst candidates come first."""
+    other = "IP" if enabled.metric == "L2" else "L2"
+    for params in ({"metric_type": other}, {"params": {"metric_type": other}}):
+        with pytest.raises(InvalidParameter, match=f"expected {enabled.metric}, not {other}"):
+            enabled.client.search(
+                enabled.name, list(enabled.queries), search_params=params, strength=strength
+            )
+    question = {"data": list(enabled.queries), "strength": strength}
+    named = enabled.client.search(
+        enabled.name, search_params={"metric_type": enabled.metric}, **question
+    )
+    assert named[0].ids == enabled.client.search(enabled.name, **question)[0].ids
 
 
 def test_filters_and_rounding(enabled):
@@ -211,6 +309,18 @@ def test_rows_come_and_go_with_their_biases(fresh):
         )
     assert status(fresh.store, fresh.name).pending == 0
     assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())
+
+
+def test_a_row_of_another_partition_than_the_deletion_names_keeps_its_bias(fresh):
+    fresh.plain.create_partition(fresh.name, "winter")
+    question = {"data": [fresh.items[5]], "limit": 1, "filter": "id == 5"}
+    [[before]] = fresh.client.search(fresh.name, **question)
+    fresh.client.delete(fresh.name, ids=[5], partition_name="winter")
+    if not fresh.client.get(fresh.name, [5]):
+        pytest.skip("Milvus Lite takes no notice of the partition")
+    for client in (fresh.client, fresh.new_client()):
+        [[after]] = client.search(fresh.name, **question)
+        assert after["distance"] == pytest.approx(before["distance"], abs=1e-6)
 
 
 def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):

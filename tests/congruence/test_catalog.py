@@ -343,6 +343,9 @@ def test_rows_that_a_file_cannot_bring_are_refused(corrected, side_biases, share
         client.write_import_files(f"{name}__bank", [], tmp_path)
     with pytest.raises(InvalidInput, match="row 1 lacks the vector field 'vector'"):
         client.write_import_files(name, [{"id": 1, "vector": [1.0] * DIM}, {"id": 2}], tmp_path)
+    for rows in ([3], {"id": 1, "vector": [1.0] * DIM}):
+        with pytest.raises(InvalidInput, match=r"row 0 is a \w+: pass a list of dicts"):
+            client.write_import_files(name, rows, tmp_path)
     with pytest.raises(DimensionMismatch, match="row 0"):
         client.write_import_files(name, [{"id": 1, "vector": [1.0]}], tmp_path)
     client.alter_collection_properties(

@@ -95,6 +95,18 @@ def test_bad_rows_are_refused_by_row_and_nothing_is_written(pair):
     assert counted["count(*)"] == ITEMS
 
 
+def test_an_update_in_part_changes_no_hidden_field_either(pair):
+    """By these, vectors are decoded: the user's own would change."""
+    hidden = pair.client.hubness_state(pair.corrected).codec.hidden_fields
+    assert hidden
+    [before] = pair.client.get(pair.corrected, 6, output_fields=["vector", *hidden])
+    for name in hidden:
+        with pytest.raises(InvalidInput, match=f"row 0 sets '{name}'"):
+            pair.client.upsert(pair.corrected, {"id": 6, name: 7}, partial_update=True)
+    [after] = pair.client.get(pair.corrected, 6, output_fields=["vector", *hidden])
+    assert dict(after) == dict(before)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [

@@ -1,7 +1,10 @@
 """Every call of a MilvusClient beside the same call of a HubnessClient."""
 
+from functools import partial
+
+import numpy as np
 import pytest
-from pymilvus.exceptions import MilvusException
+from pymilvus.exceptions import MilvusException, ParamError
 
 from milvus_hubness import InvalidInput
 from tests.support import every_call
@@ -32,6 +35,21 @@ class TestEveryCall(every_call.EveryCall):
         assert_same(catalogue, expected[0], got[0])
         with pytest.raises(MilvusException, match="no rows of these ids"):
             catalogue.client.search(catalogue.corrected, ids=catalogue.keys(9_999))
+
+    def test_keys_may_be_numbers_of_numpy(self, catalogue):
+        """pymilvus sends them as it sends Python's."""
+        if catalogue.kind != "int":
+            pytest.skip("texts are none")
+        search = partial(catalogue.client.search, catalogue.corrected, limit=5)
+        assert_same(catalogue, search(ids=[3, 4]), search(ids=[np.int64(3), np.int32(4)]))
+
+    def test_what_is_no_key_is_refused(self, catalogue):
+        for ids in ([3.0], [None]):
+            with pytest.raises(ParamError) as refused:
+                catalogue.client.search(catalogue.corrected, ids=ids)
+            with pytest.raises(ParamError) as expected:
+                catalogue.plain.search(catalogue.name, ids=ids)
+            assert str(refused.value) == str(expected.value)
 
     def test_rows_are_searched_by_keys_with_quotes_in_them(self, changing):
         if changing.kind == "int":

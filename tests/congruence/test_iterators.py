@@ -284,6 +284,22 @@ def test_wrong_questions_raise_what_they_raise_there(pair):
             opening()
 
 
+def test_parameters_serve_one_collection_after_the_other(pair):
+    """pymilvus's iterator writes the metric into both places of the parameters that it is given."""
+    query = pair.queries[0]
+    params = {"params": {}}
+    pages_of(pair.client.search_iterator(pair.name, data=[query], search_params=params))
+    assert params["params"]["metric_type"] == pair.metric
+    asked = {"data": [query], "batch_size": 40, "limit": 40}
+    found = pages_of(pair.client.search_iterator(pair.corrected, search_params=params, **asked))
+    assert_same_hits(
+        hits_of(pages_of(pair.client.search_iterator(pair.corrected, **asked))), hits_of(found)
+    )
+    params = {"params": {"metric_type": "HAMMING"}}
+    with pytest.raises(InvalidParameter, match="not HAMMING of search_params"):
+        pair.client.search_iterator(pair.corrected, data=[query], search_params=params)
+
+
 def search_on_the_server(connection, *, search=GrpcHandler.search, **asked):
     """Search Milvus Lite as Milvus from 2.5 on, which keeps the place of a search."""
     size = asked.pop("search_iter_batch_size", None)

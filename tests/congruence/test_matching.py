@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from pymilvus import MilvusClient
 from scipy.optimize import linear_sum_assignment
 
 from milvus_hubness import (
@@ -125,6 +126,45 @@ def test_a_filter_and_few_candidates(gallery):
         "each of these few rows has all queries as candidates"
     )
     assert len(backend.hubness_client().match(name, queries, filter="group == 9")) == QUERIES
+
+
+def fill_templates(monkeypatch):
+    """As Milvus does from 2.5 on, and neither Milvus Lite nor 2.3.5."""
+
+    def filling(method):
+        plain = getattr(MilvusClient, method)
+
+        def call(client, *args, filter_params=None, **options):
+            values = filter_params or {}
+            args = [arg.format(**values) if isinstance(arg, str) else arg for arg in args]
+            if "filter" in options:
+                options["filter"] = options["filter"].format(**values)
+            return plain(client, *args, **options)
+
+        monkeypatch.setattr(MilvusClient, method, call)
+
+    filling("search")
+    filling("query")
+
+
+def test_a_filter_may_be_a_template(gallery, monkeypatch, tmp_path):
+    backend, name, _, queries = gallery
+    client = backend.hubness_client()
+    expected = client.match(name, queries, filter="group == 2")
+    fill_templates(monkeypatch)
+    template = {"filter": "group == {group}", "folder": tmp_path / "parts"}
+    matches = client.match(name, queries, filter_params={"group": 2}, **template)
+    assert list(matches) == list(expected)
+    with pytest.raises(InvalidInput, match="parts of another match"):
+        client.match(name, queries, filter_params={"group": 3}, **template)
+
+
+def test_one_to_one_has_no_limit_to_have_candidates_for(gallery):
+    backend, name, _, queries = gallery
+    client = backend.hubness_client()
+    few = client.match(name, queries, candidates=5, one_to_one=True)
+    assert list(few) == list(client.match(name, queries, 5, candidates=5, one_to_one=True))
+    assert 0 < sum(map(len, few)) <= QUERIES
 
 
 def test_the_asynchronous_client_matches_alike(gallery):

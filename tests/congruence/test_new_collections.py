@@ -213,6 +213,9 @@ def test_without_hubness_it_is_pymilvus_own(lite):
         ),
         (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
         (lambda bank: [CorrectionConfig(bank), CorrectionConfig(bank)], InvalidInput, "twice"),
+        (lambda bank: bank, InvalidParameter, r"not QueryBank: pass CorrectionConfig\(bank\)"),
+        (lambda bank: bank.vectors, InvalidParameter, "not ndarray"),
+        (lambda bank: [Recipe(bank)], InvalidParameter, "not Recipe"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_left(lite, rng, how, error, said):

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from pymilvus.exceptions import ParamError
 
 from milvus_hubness import (
     NNN,
     DynamicGate,
     GloballyCorrected,
+    InvalidParameter,
     QueryBank,
     Recipe,
     cutover,
@@ -85,6 +87,20 @@ def test_only_queries_whose_raw_best_is_activated_are_corrected(gated):
 def test_later_pages_are_gated_by_the_first(gated):
     results = gated.client.search(gated.name, data=list(gated.queries), limit=4, offset=3)
     assert_found(gated, results, gated.chosen(gated.activated(gated.bank)), skip=3)
+
+
+@pytest.mark.parametrize(
+    "page", [{"limit": 0}, {"limit": -3, "offset": 5}, {"limit": "3"}], ids=str
+)
+def test_a_limit_that_pymilvus_refuses_is_refused_alike(gated, page):
+    """The server sees the end of the page, and not the limit."""
+    with pytest.raises(ParamError, match="`limit` value"):
+        gated.client.search(gated.name, data=list(gated.queries), **page)
+
+
+def test_no_page_begins_before_the_first_hit(gated):
+    with pytest.raises(InvalidParameter, match="offset at least 0"):
+        gated.client.search(gated.name, data=list(gated.queries), offset=-2)
 
 
 def test_strength_zero_is_raw(gated):

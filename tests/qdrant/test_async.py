@@ -1,6 +1,7 @@
 """The async client answers what the sync one does."""
 
 import asyncio
+import inspect
 
 import numpy as np
 import pytest
@@ -29,6 +30,18 @@ def made(quick_folder):
     }
     plain.close()
     return str(quick_folder), corrected, answers
+
+
+def test_methods_are_coroutine_functions_where_qdrants_are():
+    """Libraries look at that, and so does AsyncMock."""
+    plain = {
+        name
+        for name in dir(AsyncQdrantClient)
+        if inspect.iscoroutinefunction(getattr(AsyncQdrantClient, name))
+    }
+    assert "query_points" in plain
+    for name in plain:
+        assert inspect.iscoroutinefunction(getattr(AsyncHubnessQdrantClient, name)), name
 
 
 async def test_every_call_is_awaited(made):

@@ -162,6 +162,21 @@ def test_a_point_is_asked_for_by_what_the_user_gave_it(of_each_distance):
         corrected.client.query_points(corrected.name, 123_456)
 
 
+def test_a_uuid_may_be_written_as_a_server_reads_it(corrected, monkeypatch):
+    """The local mode compares ids letter by letter, a server does not."""
+    retrieve = QdrantClient.retrieve
+
+    def as_a_server(self, collection_name, ids, *args, **options):
+        read = [str(uuid.UUID(id)) if isinstance(id, str) else id for id in ids]
+        return retrieve(self, collection_name, read, *args, **options)
+
+    monkeypatch.setattr(QdrantClient, "retrieve", as_a_server)
+    ask = corrected.client.query_points
+    expected = ask(corrected.name, key(4), limit=8).points
+    for written in (key(4).replace("-", ""), key(4).upper(), f"urn:uuid:{key(4)}"):
+        assert_alike(ask(corrected.name, written, limit=8).points, expected)
+
+
 def test_recommendations_by_the_average_are_corrected(of_each_distance):
     corrected = of_each_distance
     a, b, c = (
@@ -196,6 +211,30 @@ def test_points_are_looked_up_elsewhere_by_what_the_user_gave_them(corrected):
     assert_alike(raw, theirs.points)
 
 
+def test_a_point_looked_up_in_the_searched_collection_is_left_out_there(corrected):
+    """As without a lookup: it is named by its id in the collection that is searched."""
+    alias = corrected.backend.name("alias")
+    plain, client = corrected.backend.client, corrected.client
+    for name in (corrected.source, corrected.name):
+        change = models.CreateAlias(collection_name=name, alias_name=f"{alias}_{name}")
+        plain.update_collection_aliases([models.CreateAliasOperation(create_alias=change)])
+    lookup = models.LookupLocation(collection=corrected.source)
+    theirs = plain.query_points(corrected.source, key(5), lookup_from=lookup, limit=8).points
+    assert key(5) not in {point.id for point in theirs}
+    assert_alike(
+        client.query_points(corrected.source, key(5), lookup_from=lookup, limit=8).points, theirs
+    )
+    expected = client.query_points(corrected.name, key(5), limit=8).points
+    for name, of in (
+        (corrected.name, corrected.name),
+        (f"{alias}_{corrected.name}", corrected.name),
+        (f"{alias}_{corrected.name}", f"{alias}_{corrected.name}"),
+    ):
+        lookup = models.LookupLocation(collection=of)
+        found = client.query_points(name, key(5), lookup_from=lookup, limit=8).points
+        assert_alike(found, expected)
+
+
 def two_vectors(backend):
     """A source of a dense and a sparse vector, and its copy, whose dense one is corrected."""
     rng = np.random.default_rng(3)
@@ -224,6 +263,15 @@ def two_vectors(backend):
     store, bank = backend.store(), vectors(rng, 40, 8)
     plan = plan_correction(store, name, Recipe(QueryBank(bank), estimator=NNN(8)), field="dense")
     return name, migrate(store, plan).target, items, bank
+
+
+@pytest.mark.parametrize("method", ["search_matrix_pairs", "search_matrix_offsets"])
+def test_a_vector_named_by_position_is_compared_with_no_other_in_augmented_form(backend, method):
+    source, target, _, _ = two_vectors(backend)
+    with pytest.raises(UnsupportedOperation, match="augmented"):
+        getattr(backend.hubness(), method)(target, None, 2, 9, "dense")
+    for client, name in ((backend.client, source), (backend.hubness(), source)):
+        assert getattr(client, method)(name, FILTER, 2, 9, "dense")
 
 
 @pytest.mark.parametrize("merge", ["rrf", "dbsf", "rescored", "formula", "nested"])
@@ -314,6 +362,22 @@ def test_diverse_answers_are_picked_from_corrected_candidates(corrected):
     mine = corrected.client.query_points(corrected.name, asked, limit=10).points
     assert {p.id for p in mine} < {p.id for p in nearest}
     assert mine[0].id == nearest[0].id
+
+
+def test_a_limit_that_qdrant_refuses_is_refused(backend):
+    if not backend.is_local:
+        pytest.skip("a server answers with its own error")
+    corrected = Corrected(backend)
+    query = corrected.query.tolist()
+    mmr = models.NearestQuery(nearest=query, mmr=models.Mmr(candidates_limit=20))
+    for client, name in ((backend.client, corrected.source), (corrected.client, corrected.name)):
+        for limit in (0, -1):
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points(name, query, limit=limit)
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points(name, mmr, limit=limit)
+            with pytest.raises(ValueError, match="limit"):
+                client.query_points_groups(name, "group", query, limit=limit)
 
 
 def test_reading_shows_what_qdrant_would(of_each_distance):
@@ -474,6 +538,24 @@ def test_an_upload_has_the_options_of_qdrants(backend, monkeypatch):
 
     client.upload_points(target, [])
     assert len(requests) == 2
+
+
+def test_an_upload_leaves_no_vector_out_without_a_word(backend):
+    items = vectors(np.random.default_rng(0), 4, 8)
+    name, plain, client = backend.fill(items[:1]), backend.client, backend.hubness()
+    for further in ({"ids": [7]}, {"payload": [{"a": 1}]}, {"payload": []}, {"ids": iter([7, 8])}):
+        further = {**further, "wait": True}
+        for uploading in (plain, client):
+            with pytest.raises(ValueError, match="iterable is shorter than vectors iterable"):
+                uploading.upload_collection(name, items, **further)
+    for batch_size in (0, -1):
+        with pytest.raises(InvalidInput, match="batch_size must be at least 1"):
+            client.upload_collection(name, items, batch_size=batch_size)
+    assert plain.count(name).count == 1
+
+    payloads = np.array([{"n": i} for i in range(4)], dtype=object)
+    client.upload_collection(name, items, payload=payloads, ids=[7, 8, 9, 10, 11], wait=True)
+    assert [point.payload for point in plain.retrieve(name, [7, 8, 9, 10])] == list(payloads)
 
 
 def test_a_client_is_made_as_qdrants_own_is(tmp_path):

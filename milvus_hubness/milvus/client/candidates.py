@@ -56,10 +56,10 @@ class CandidateRewrite(Rewrite):
         queries = self.queries(question)
         strength = self.strength(question)
         data = self.encoded_queries(question, queries, strength)
-        requested = question.search_params or {}
+        requested = self.without_metric(copied(question.search_params or {}))
         fields = self.reading.fields(question.output_fields)
         if strength == 0:
-            return self._uncorrected(question, data, copied(requested), fields)
+            return self._uncorrected(question, data, requested, fields)
 
         candidates = self._candidates(question)
         params = raised(with_inner_bounds(requested, self.state.metric), candidates)

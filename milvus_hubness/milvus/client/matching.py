@@ -222,7 +222,8 @@ def match(
 
     candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
     limit = whole_number("limit", limit)
-    if limit > candidates:
+    # One to one, a query gets a row at most, whatever the limit is.
+    if limit > candidates and not one_to_one:
         raise InvalidParameter(
             f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates"
         )
@@ -254,6 +255,7 @@ def match(
         "collection": info.name,
         "field": field,
         "filter": filter,
+        "filter_params": repr(search.get("filter_params")),
         "partitions": search["partition_names"],
         "search": str(params),
         "candidates": candidates,
@@ -332,6 +334,8 @@ class _Matching:
             "partition_names": self.search["partition_names"],
             "timeout": self.search["timeout"],
         }
+        if "filter_params" in self.search:
+            options["filter_params"] = self.search["filter_params"]
         rows, key_field = yield from pages.begin(Ask("query", (self.info.name,), options))
         fields = [key_field, self.vector.name]
         while page := (yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, fields)):

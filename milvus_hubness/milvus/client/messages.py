@@ -90,17 +90,45 @@ def expect_question(
     if not isinstance(inner, Mapping):
         raise ParamError(message=f"Search params must be a dict, got {type(inner)}")
 
+    offset_in(options, params)
+
+    # pymilvus takes bounds in either of the two.
+    for mapping in (params, inner):
+        for name in RANGE_BOUNDS:
+            bound_in(mapping, name)
+
+
+def offset_in(options: Mapping[str, Any], params: Mapping[str, Any]) -> int:
+    """Return the offset that the arguments or the parameters of a search name, 0 for none.
+
+    Raises ParamError as pymilvus does.
+    """
     if "offset" in options and "offset" in params:
         raise ParamError(message="Provide offset both in kwargs and param, expect just one")
 
     offset = options.get("offset") or params.get("offset")
     if offset is not None and not isinstance(offset, int):
         raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
+    return offset or 0
 
-    # pymilvus takes bounds in either of the two.
-    for mapping in (params, inner):
-        for name in RANGE_BOUNDS:
-            bound_in(mapping, name)
+
+def expect_limit(limit: Any) -> None:
+    """Raises ParamError, as pymilvus does, unless `limit` is a whole number of at least 1."""
+    check_pass_param(limit=limit)
+
+
+def page_of(limit: int, offset: int) -> slice:
+    """Return the ranks of the hits to return, where the client or the proxy ranks them.
+
+    Raises InvalidParameter for a page that begins before the first hit or has none: no server sees
+    these numbers, and Python counts negative ones from the end.
+    """
+    if limit < 1 or offset < 0:
+        raise InvalidParameter(
+            f"a page of {limit} hits from offset {offset} on is none: limit must be at least 1, and "
+            "offset at least 0"
+        )
+    return slice(offset, offset + limit)
 
 
 def bound_in(params: Mapping[str, Any], name: str) -> float | None:
@@ -225,8 +253,8 @@ class Question:
 
     @property
     def page(self) -> slice:
-        """The ranks of the hits to return."""
-        return slice(self.offset, self.offset + self.limit)
+        """The ranks of the hits to return. Raises InvalidParameter, see `page_of`."""
+        return page_of(self.limit, self.offset)
 
 
 @dataclass(frozen=True, slots=True)

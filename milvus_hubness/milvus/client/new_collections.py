@@ -166,7 +166,7 @@ def new_fields(
     described = milvus_schema.vector_fields(schema.to_dict(), [])
     indexes = {params.field_name: params.get_index_configs() for params in index}
     fields: list[NewField] = []
-    for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
+    for config in _configs(hubness):
         name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
@@ -199,6 +199,18 @@ def new_fields(
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
 
     return fields
+
+
+def _configs(hubness: Any) -> list[CorrectionConfig]:
+    """Return the configurations as a list. Raises InvalidParameter for other values."""
+    configs = list(hubness) if isinstance(hubness, list | tuple) else [hubness]
+    for config in configs:
+        if not isinstance(config, CorrectionConfig):
+            raise InvalidParameter(
+                f"hubness takes a CorrectionConfig or a list of them, not {type(config).__name__}: "
+                "pass CorrectionConfig(bank), or CorrectionConfig(recipe)"
+            )
+    return configs
 
 
 def _new_field(

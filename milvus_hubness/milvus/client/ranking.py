@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from pymilvus import AnnSearchRequest
+from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
@@ -51,7 +52,14 @@ class Ranker:
 
     @classmethod
     def of(cls, ranker: Any) -> Ranker:
-        """Read pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
+        """Read pymilvus's RRFRanker, WeightedRanker, or a rerank Function; None is the server's own
+        ranker, by ranks. Raises ParamError, as pymilvus does, for other values.
+        """
+        if ranker is None:
+            return cls("rrf")
+        if not (hasattr(ranker, "dict") or hasattr(ranker, "params")):
+            raise ParamError(message="The hybrid search rerank must be a Function or a Ranker.")
+
         if hasattr(ranker, "dict"):
             result = ranker.dict()
             strategy = result["strategy"]
@@ -135,8 +143,14 @@ def merge(
 
     metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but
     reverses L2 distances if other answers have similarities. Raises InvalidInput if the numbers of
-    weights and requests differ.
+    weights and requests differ, or the numbers of queries of the requests.
     """
+    query_counts = [len(answer) for answer in answers]
+    if len(set(query_counts)) > 1:
+        raise InvalidInput(
+            f"the requests have {', '.join(map(str, query_counts))} queries: give each request of a "
+            "hybrid search as many"
+        )
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
 

@@ -386,6 +386,22 @@ class Rewrite:
             and not question.with_raw_score
         )
 
+    def without_metric(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Remove the metric from parameters of a search, in place, and return them.
+
+        pymilvus takes it in either place, and its iterators put it into both. Raises
+        InvalidParameter for another metric than the field's.
+        """
+        for mapping in parameters_in(params):
+            metric = mapping.pop("metric_type", None)
+            if metric and str(metric).upper() != self.state.metric:
+                raise InvalidParameter(
+                    f"metric type not match: expected {self.state.metric}, not {metric} of "
+                    "search_params"
+                )
+
+        return params
+
     def search_params(self, question: Question) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores.
 
@@ -397,14 +413,7 @@ class Rewrite:
         if not requested:
             return {}
 
-        params = with_inner_bounds(requested, self.state.metric)
-        metric = params.pop("metric_type", None)
-        if metric and str(metric).upper() != self.state.metric:
-            raise InvalidParameter(
-                f"metric type not match: expected {self.state.metric}, not {metric} of "
-                "search_params"
-            )
-
+        params = self.without_metric(with_inner_bounds(requested, self.state.metric))
         if self.bounds_differ(question):
             queries = self.queries(question)
             if len(queries) != 1:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType
+from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
@@ -36,10 +37,13 @@ from milvus_hubness.milvus.client.messages import (
     SearchRequest,
     checked_decimals,
     expect_candidates,
+    expect_limit,
     expect_question,
     expect_strength,
     expect_whole_hits,
     first_set,
+    offset_in,
+    page_of,
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
@@ -194,6 +198,7 @@ class Searches:
         expect_question(
             question.data, question.ids, question.output_fields, question.search_params, options
         )
+        expect_limit(question.limit)
         rewrite = rewrite_of(state, cached.reading)
 
         question, further = self._with_options(question, options)
@@ -353,8 +358,11 @@ class Searches:
         ids: Any,
         options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
-        """Return the vectors of the rows with these ids. Raises InvalidInput if one is missing."""
-        keys = ids if isinstance(ids, list) else [ids]
+        """Return the vectors of the rows with these ids.
+
+        Raises InvalidInput if one is missing, and ParamError for what is no id, as pymilvus does.
+        """
+        keys = [_as_key(id) for id in (ids if isinstance(ids, list) else [ids])]
         further = {
             "output_fields": [state.field],
             "timeout": options.get("timeout"),
@@ -422,7 +430,8 @@ class Searches:
             question = Question(
                 without_tensors(request.data) if state else request.data,
                 request.limit,
-                search_params=request.param,
+                # An offset is that of the whole, which a server looks at alone, too.
+                search_params=_without_offset(request.param),
                 output_fields=output_fields,
                 strength=self.strength if hybrid.strength is None else hybrid.strength,
                 kinds=self.kinds if hybrid.kinds is None else hybrid.kinds,
@@ -434,8 +443,8 @@ class Searches:
         merging = ranking.Ranker.of(hybrid.ranker)
         corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
         if ranking.must_merge(merging, corrected):
-            offset = int(options.get("offset") or 0)
-            page = slice(offset, offset + hybrid.limit)
+            expect_limit(hybrid.limit)
+            page = page_of(hybrid.limit, offset_in(options, {}))
             return (yield from self._merged(collection, cached, parts, merging, page, options))
 
         sent = [
@@ -523,6 +532,21 @@ def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
         expr=request.expr,
         expr_params=request.expr_params,
     )
+
+
+def _as_key(id: Any) -> Key:
+    # pymilvus takes NumPy's integers, too.
+    if isinstance(id, np.integer):
+        return int(id)
+    if not isinstance(id, int | str):
+        raise ParamError(message=f"Unsupported id type: {type(id)}")
+    return id
+
+
+def _without_offset(params: Any) -> Any:
+    if not isinstance(params, Mapping):
+        return params
+    return {name: value for name, value in params.items() if name != "offset"}
 
 
 def _joined(results: Any, more: Any) -> Any:

@@ -193,6 +193,9 @@ class Writes:
         stored = write.data
         side_columns: list[tuple[SideBiases, Columns]] = []
         for state in cached.states.values():
+            if _are_rows(rows):
+                # Of a partial update without a vector, too: what is decoded by them would change.
+                _expect_no_hidden_fields(state, rows)
             if not _bring_vectors(rows, state.field):
                 if _are_rows(rows):
                     state.expect_values(rows)
@@ -269,6 +272,8 @@ class Writes:
         row_count = 0
         while batch := list(islice(source, ROWS_PER_REQUEST)):
             for i, row in enumerate(batch, row_count):
+                if not isinstance(row, dict):
+                    raise InvalidInput(f"row {i} is a {type(row).__name__}: pass a list of dicts")
                 if lacking := [name for name in cached.states if name not in row]:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
 
@@ -281,16 +286,18 @@ class Writes:
         return paths
 
     def delete(self, deletion: Deletion, cached: CachedState) -> Operation[dict[str, int]]:
-        """Delete rows, and their biases in a side collection if keys name them.
+        """Delete rows, and their biases in a side collection if keys alone name them.
 
-        After a deletion by a filter, the next refresh removes these biases.
+        After a deletion by a filter, or in one partition, the next refresh removes these biases: rows
+        of these keys in other partitions stay, and need theirs.
         """
         deletion = replace(deletion, collection=cached.real_name or deletion.collection)
-        if deletion.ids:
+        are_gone = bool(deletion.ids) and not deletion.partition_name
+        if are_gone:
             yield from self._rights.expect(cached, "delete", deletion.timeout)
         answer: dict[str, int] = yield deletion.ask()
 
-        for side in cached.side_biases if deletion.ids else ():
+        for side in cached.side_biases if are_gone else ():
             send = _delete(side.collection, deletion)
             gone = dict.fromkeys(_listed(deletion.ids))
             yield from self._states.side_memory.write(side, gone, send)
@@ -396,15 +403,8 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
     """Return the vectors (n, d) of rows that a user writes, float32.
 
-    valid: require vectors that can have a bias. This is the only check of a user's rows.
+    valid: require vectors that can have a bias. This is the only check of a user's vectors.
     """
-    hidden = state.codec.hidden_fields
-    for i, row in enumerate(rows):
-        if taken := [name for name in hidden if name in row]:
-            raise InvalidInput(
-                f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
-            )
-
     vectors: Any = [row[state.field] for row in rows]
     if state.dtype != "float32":
         vectors = [unpacked(vector, state.dtype) for vector in vectors]
@@ -416,6 +416,16 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
         # The message of a vector of another shape is to name its row.
         _expect_shapes(state, vectors)
         raise
+
+
+def _expect_no_hidden_fields(state: CollectionState, rows: Sequence[Row]) -> None:
+    """Raise InvalidInput for the first row that sets a hidden field."""
+    hidden = state.codec.hidden_fields
+    for i, row in enumerate(rows):
+        if taken := [name for name in hidden if name in row]:
+            raise InvalidInput(
+                f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
+            )
 
 
 def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:

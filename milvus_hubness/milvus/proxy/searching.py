@@ -39,6 +39,7 @@ from milvus_hubness.milvus.client.messages import (
     SearchRequest,
     checked_decimals,
     expect_whole_hits,
+    page_of,
 )
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS, in_two
@@ -467,8 +468,8 @@ def _merged_here(
     hits = iter(hits_of(first.results))
     hits_of_parts = [list(islice(hits, count)) for count in counts]
 
-    offset = int(params.get("offset") or 0)
-    page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
+    limit = int(params.get("limit") or DEFAULT_LIMIT)
+    page = page_of(limit, int(params.get("offset") or 0))
     chosen = ranking.merge(hits_of_parts, metrics, ranker, page, decimals)
     pick(first.results, chosen)
     return first

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from pymilvus import CollectionSchema, DataType
+from pymilvus.client.entity_helper import convert_to_json
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.requirements import install_line
@@ -18,6 +19,20 @@ from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.jobs.store.generations import Row
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.banks import MilvusLedger
+
+_SIMPLE = (str, int, float, type(None))
+"""Types of values that JSON has."""
+
+
+def _json_of(value: Any) -> str:
+    """Return a value as JSON, as an insert writes it: with NumPy's numbers as numbers, and NaN as null.
+
+    Raises TypeError, and DataNotMatchException for keys that are no texts.
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    text: bytes = convert_to_json(value)
+    return text.decode()
 
 
 def _dtype_of_bytes(vector_type: DataType | None) -> Any:
@@ -57,20 +72,23 @@ class ImportWriter:
                 self._writer.append_row(
                     {name: self._bulk_value(name, value) for name, value in row.items()}
                 )
-            except MilvusException as error:
+            except (MilvusException, TypeError, ValueError) as error:
                 key = row.get(milvus_schema.key_field(self.described)["name"])
                 raise StoreError(
                     f"row {key!r} cannot be added to a file for {self._collection!r}: "
-                    f"{error.message}"
+                    f"{getattr(error, 'message', error)}"
                 ) from error
 
     def _bulk_value(self, name: str, value: Any) -> Any:
         """Return the JSON of a JSON field, and an array for the bytes of a vector, as the bulk
-        writer needs them.
+        writer needs them. Raises TypeError for a value that has no JSON.
         """
         field_type = self._types.get(name)
         if field_type == DataType.JSON and value is not None:
-            return json.dumps(value)
+            return _json_of(value)
+        if field_type is None and not isinstance(value, _SIMPLE):
+            # The bulk writer would notice it at the end, and lose the whole file.
+            _json_of(value)
 
         if isinstance(value, bytes):
             dtype = _dtype_of_bytes(field_type)

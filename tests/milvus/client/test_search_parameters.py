@@ -126,6 +126,18 @@ def test_matches_and_re_rankers_raise_it_to_their_candidates(shared_lite, monkey
         assert sent[name] in (30, "30")
 
 
+def test_the_users_metric_reaches_no_index_of_another_one(shared_lite, monkeypatch):
+    """pymilvus sends it from either place; a server refuses it where the index has another."""
+    rng = np.random.default_rng(5)
+    items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 40, DIM)
+    corrected = born(shared_lite, items, bank, "COSINE", estimator=NNN(4))
+    client = shared_lite.client(HubnessClient)
+    recorded = Recorded(monkeypatch)
+    for params in ({"metric_type": "COSINE"}, {"params": {"metric_type": "cosine", "ef": 64}}):
+        client.search(corrected, [items[0]], search_params=params)
+    assert [sent for _, sent in recorded.requests] == [{}, {"ef": 64}]
+
+
 @pytest.mark.parametrize(
     ("metric", "bounds"),
     [

@@ -117,6 +117,21 @@ def test_searches_beside_vectors(beside, search):
     beside.assert_same(**SEARCHES[search](beside))
 
 
+def test_no_page_begins_before_the_first_hit(gated, beside):
+    for asked in (gated, beside):
+        with pytest.raises(MilvusException, match="offset at least 0"):
+            asked.client.search(asked.name, data=asked.queries, offset=-2)
+        parts = [AnnSearchRequest(list(asked.queries), "vector", {}, 5) for _ in range(2)]
+        with pytest.raises(MilvusException, match="offset at least 0"):
+            asked.client.hybrid_search(asked.name, parts, RRFRanker(), offset=-1)
+
+
+def test_requests_of_a_hybrid_search_need_as_many_queries_as_each_other(beside):
+    one, two = (AnnSearchRequest(list(beside.queries[:n]), "vector", {}, 5) for n in (1, 2))
+    with pytest.raises(MilvusException, match="queries: give each request"):
+        beside.client.hybrid_search(beside.name, [two, one], RRFRanker())
+
+
 def test_the_gate_is_seen(gated):
     """What the others compare differs from the raw ranking for one of the two queries."""
     corrected, raw = gated.assert_same(limit=40), gated.assert_same(limit=40, strength=0)

@@ -83,6 +83,31 @@ def test_json_keeps_its_type(tmp_path, value):
     assert json.loads(found["$meta"]) == {"free": value}
 
 
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        ({"a": np.int64(3)}, {"a": 3}),
+        ({"a": np.arange(2)}, {"a": [0, 1]}),
+        ([np.float32(0.5), np.bool_(True)], [0.5, True]),
+        ({"a": float("nan")}, {"a": None}),
+    ],
+    ids=str,
+)
+def test_json_may_hold_numbers_of_numpy_as_that_of_an_insert(tmp_path, value, stored):
+    fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("doc", DataType.JSON)]
+    [found] = written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 1, "doc": value}])
+    assert json.loads(found["doc"], parse_constant=pytest.fail) == stored
+
+
+@pytest.mark.parametrize(
+    "row", [{"doc": object()}, {"doc": {}, "free": {1, 2}}], ids=["of a field", "dynamic"]
+)
+def test_a_value_that_has_no_json_is_named_by_its_row(tmp_path, row):
+    fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("doc", DataType.JSON)]
+    with pytest.raises(StoreError, match=r"row 7 cannot be added .*not JSON serializable"):
+        written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 7, **row}])
+
+
 def test_a_row_that_cannot_be_written_is_named(tmp_path):
     fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("n", DataType.INT8)]
     with pytest.raises(StoreError, match=r"row 7 cannot be added .*'n'"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
 from qdrant_client import AsyncQdrantClient
 
@@ -14,9 +16,45 @@ from qdrant_hubness.client.state_cache import Operation, T
 from qdrant_hubness.client.sync import DEFAULT_BANK_BUDGET
 from qdrant_hubness.store.requests import is_local
 
+P = ParamSpec("P")
+
+
+def _coroutine(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]]:
+    """Return a method of `Methods` as a coroutine function, as AsyncQdrantClient's methods are.
+
+    The method itself returns an awaitable, which is not enough for libraries that look whether a
+    function is a coroutine function.
+    """
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return await method(*args, **kwargs)
+
+    return call
+
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
     """HubnessQdrantClient for asyncio, in place of AsyncQdrantClient: every method is awaited."""
+
+    query_points = _coroutine(Methods.query_points)
+    query_batch_points = _coroutine(Methods.query_batch_points)
+    query_points_groups = _coroutine(Methods.query_points_groups)
+    search_matrix_pairs = _coroutine(Methods.search_matrix_pairs)
+    search_matrix_offsets = _coroutine(Methods.search_matrix_offsets)
+    retrieve = _coroutine(Methods.retrieve)
+    scroll = _coroutine(Methods.scroll)
+    get_collection = _coroutine(Methods.get_collection)
+    upsert = _coroutine(Methods.upsert)
+    update_vectors = _coroutine(Methods.update_vectors)
+    delete_vectors = _coroutine(Methods.delete_vectors)
+    delete = _coroutine(Methods.delete)
+    set_payload = _coroutine(Methods.set_payload)
+    overwrite_payload = _coroutine(Methods.overwrite_payload)
+    delete_payload = _coroutine(Methods.delete_payload)
+    clear_payload = _coroutine(Methods.clear_payload)
+    batch_update_points = _coroutine(Methods.batch_update_points)
+    upload_points = _coroutine(Methods.upload_points)
+    upload_collection = _coroutine(Methods.upload_collection)
 
     def __init__(
         self,

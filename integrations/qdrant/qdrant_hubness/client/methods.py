@@ -129,23 +129,37 @@ class Methods(ABC):
             )
         )
 
-    def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
+    def search_matrix_pairs(
+        self,
+        collection_name: str,
+        query_filter: Any = None,
+        limit: int = 3,
+        sample: int = 10,
+        using: str | None = None,
+        **options: Any,
+    ) -> Any:
         """As QdrantClient.search_matrix_pairs.
 
         Raises UnsupportedOperation for augmented vectors.
         """
-        return self._run(
-            self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs)
-        )
+        options |= {"query_filter": query_filter, "limit": limit, "sample": sample, "using": using}
+        return self._run(self._operations.matrix("search_matrix_pairs", collection_name, options))
 
-    def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
+    def search_matrix_offsets(
+        self,
+        collection_name: str,
+        query_filter: Any = None,
+        limit: int = 3,
+        sample: int = 10,
+        using: str | None = None,
+        **options: Any,
+    ) -> Any:
         """As QdrantClient.search_matrix_offsets.
 
         Raises UnsupportedOperation for augmented vectors.
         """
-        return self._run(
-            self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs)
-        )
+        options |= {"query_filter": query_filter, "limit": limit, "sample": sample, "using": using}
+        return self._run(self._operations.matrix("search_matrix_offsets", collection_name, options))
 
     # -- reads -------------------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ from milvus_hubness import InvalidInput, UnsupportedOperation
 from milvus_hubness.extending import Ask, Floats, expect_factor
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
-    DEFAULT_LIMIT,
     Decoding,
     Named,
     Rewriter,
+    as_returned,
+    limit_of,
     picked_by_mmr,
     points_named,
 )
@@ -69,20 +70,18 @@ class Operations(Writing):
 
         return self.with_state(collection, call)
 
-    def matrix(
-        self, method: str, collection: str, args: tuple[Any, ...], options: Options
-    ) -> Operation[Any]:
+    def matrix(self, method: str, collection: str, options: Options) -> Operation[Any]:
         """As the method of QdrantClient, which compares points.
 
         Raises UnsupportedOperation for augmented vectors.
         """
         cached = yield from self.cached_state(collection)
-        if (options.get("using") or UNNAMED) in cached.in_vectors:
+        if (options["using"] or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(
                 f"{method} would compare augmented vectors, which have the biases in them: use the "
                 "source collection"
             )
-        return (yield Ask(method, (collection, *args), options))
+        return (yield Ask(method, (collection,), options))
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            rewriter = self._rewriter(cached, strength, kinds, profile)
+            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
             if len(requests) > 1:
                 rewriter = replace(rewriter, encoded=rewriter.encoded_together(requests))
 
@@ -141,7 +140,7 @@ class Operations(Writing):
             decodings = []
             for request in requests:
                 # Candidates up to the end of the page.
-                most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
+                most = limit_of(request) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
                     collection, rewriter, request, most
                 )
@@ -178,8 +177,8 @@ class Operations(Writing):
         """As QdrantClient.query_points_groups."""
 
         def call(cached: CachedState) -> Operation[Any]:
-            limit = (request.limit or DEFAULT_LIMIT) * group_size
-            rewriter = self._rewriter(cached, strength, kinds, profile)
+            limit = limit_of(request) * group_size
+            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
             sent, decoding = yield from self._rewritten(collection, rewriter, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation(
@@ -215,6 +214,7 @@ class Operations(Writing):
 
     def _rewriter(
         self,
+        collection: str,
         cached: CachedState,
         strength: float | None,
         kinds: float | None,
@@ -229,12 +229,12 @@ class Operations(Writing):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
         factor = self.kinds if kinds is None else kinds
         expect_factor(factor)
-        return Rewriter(cached, {}, weight, profile, factor)
+        return Rewriter(cached, collection, {}, weight, profile, factor)
 
     def _rewritten(
         self, collection: str, rewriter: Rewriter, request: models.QueryRequest, most: int
     ) -> Operation[tuple[models.QueryRequest, Decoding]]:
-        points = points_named(request, rewriter.cached_state)
+        points = points_named(request, rewriter.cached_state, collection)
         if points:
             vectors = yield from self._users_vectors(collection, rewriter.cached_state, points)
             rewriter = replace(rewriter, vectors=vectors)
@@ -259,16 +259,18 @@ class Operations(Writing):
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield from self.divided(source, "retrieve", ids, options)
             vectors = {
-                record.id: named(state.decoded(record.vector)).get(field) for record in records
+                as_returned(record.id): named(state.decoded(record.vector)).get(field)
+                for record in records
             }
             for id in ids:
-                if vectors.get(id) is None:
+                vector = vectors.get(as_returned(id))
+                if vector is None:
                     raise InvalidInput(
                         f"point {id!r} of {source!r} does not have {vector_words(field)}: name "
                         "another point"
                     )
 
-                vector_of[other, field, id] = vectors[id]
+                vector_of[other, field, id] = vector
 
         return vector_of
 
@@ -293,7 +295,7 @@ def arguments(request: models.QueryRequest) -> Options:
     """Return the arguments of query_points for a request."""
     renamed = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
     options = {renamed.get(name, name): value for name, value in request if name != "shard_key"}
-    options["limit"] = options["limit"] or DEFAULT_LIMIT
+    options["limit"] = limit_of(request)
     if request.shard_key is not None:
         options["shard_key_selector"] = request.shard_key
     return options

@@ -220,7 +220,8 @@ def points_of(
 ) -> Iterator[models.PointStruct]:
     """Yield the points of upload_collection.
 
-    vectors: rows, or rows by vector name; without ids they get new UUIDs.
+    vectors: rows, or rows by vector name; without ids they get new UUIDs. Raises InvalidInput, as
+    QdrantClient raises ValueError, if there are fewer payloads or ids.
     """
     if isinstance(vectors, dict):
         rows: Iterable[Any] = (
@@ -229,9 +230,22 @@ def points_of(
     else:
         rows = vectors
 
-    numbered = (str(uuid.uuid4()) for _ in itertools.count()) if ids is None else ids
-    for vector, payload, id in zip(rows, payloads or itertools.repeat({}), numbered, strict=False):
+    own_ids = (str(uuid.uuid4()) for _ in itertools.count())
+    remaining_ids = iter(own_ids if ids is None else ids)
+    remaining_payloads = iter(itertools.repeat({}) if payloads is None else payloads)
+    for vector in rows:
+        payload = _next_of(remaining_payloads, "payload")
+        id = _next_of(remaining_ids, "ids")
         yield models.PointStruct(id=id, vector=_listed(vector), payload=payload)
+
+
+def _next_of(values: Iterator[Any], name: str) -> Any:
+    """Return the value for the next vector. Raises InvalidInput if there is none."""
+    for value in values:
+        return value
+    raise InvalidInput(
+        f"{name} iterable is shorter than vectors iterable: pass one for each vector"
+    )
 
 
 def _listed(vector: Any) -> Any:

@@ -8,7 +8,7 @@ Biases in payloads are subtracted by a formula over candidates.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -43,6 +43,13 @@ _AVERAGES = (None, models.RecommendStrategy.AVERAGE_VECTOR)
 """The strategies that search for one vector, which the client can compute itself."""
 
 
+def limit_of(request: Any) -> int:
+    """Return the number of points that a request, or a prefetch, asks for."""
+    # Qdrant refuses 0, which names a number.
+    limit: int = DEFAULT_LIMIT if request.limit is None else request.limit
+    return limit
+
+
 def is_id(value: Any) -> bool:
     """Whether an input of a query is the id of a point."""
     return isinstance(value, int | str | uuid.UUID)
@@ -50,6 +57,16 @@ def is_id(value: Any) -> bool:
 
 def _id(value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def as_returned(id: Any) -> Any:
+    """Return an id as a server returns it, which reads UUIDs without hyphens and in capitals, too."""
+    if not isinstance(id, str):
+        return id
+    try:
+        return str(uuid.UUID(id))
+    except ValueError:
+        return id
 
 
 def _inputs(query: Any) -> list[Any]:
@@ -87,26 +104,33 @@ def _needs_no_vector(query: Any) -> bool:
     )
 
 
-def points_named(request: Any, cached: CachedState) -> set[Named]:
-    """Return the points whose user's vectors a request, or a prefetch, needs."""
+def points_named(request: Any, cached: CachedState, searched: str) -> set[Named]:
+    """Return the points whose user's vectors a request, or a prefetch, needs.
+
+    searched: the name of the collection as the user gave it.
+    """
     points: set[Named] = set()
     if (request.using or UNNAMED) in cached.in_vectors or request.lookup_from is not None:
-        collection, field = _source_of(request)
+        collection, field = _source_of(request, (searched, cached.name))
         points = {
             (collection, field, _id(value)) for value in _inputs(request.query) if is_id(value)
         }
-    return points.union(*(points_named(prefetch, cached) for prefetch in prefetches(request)))
+    inner = (points_named(prefetch, cached, searched) for prefetch in prefetches(request))
+    return points.union(*inner)
 
 
-def _source_of(request: Any) -> tuple[str | None, str]:
-    """Return the collection and the vector that ids in a request's query refer to."""
+def _source_of(request: Any, searched: Collection[str]) -> tuple[str | None, str]:
+    """Return the collection and the vector that ids in a request's query refer to.
+
+    searched: the names of the searched collection, which a request may name as any other one.
+    """
     lookup = request.lookup_from
     using = request.using or UNNAMED
     if lookup is None:
         return None, using
 
     field = using if lookup.vector is None else lookup.vector
-    return lookup.collection, field or UNNAMED
+    return None if lookup.collection in searched else lookup.collection, field or UNNAMED
 
 
 def prefetches(request: Any) -> list[Any]:
@@ -171,6 +195,9 @@ class Rewriter:
 
     cached_state: CachedState
     """The state of the searched collection."""
+
+    searched: str
+    """The name of that collection as the user gave it, possibly an alias."""
 
     vectors: Vectors
     """The user's vectors of all points that the request names, see `points_named`."""
@@ -264,7 +291,7 @@ class Rewriter:
 
     def _rewritten_prefetch(self, prefetch: Any) -> Any:
         state = self.cached_state.state_of(prefetch.using)
-        limit = prefetch.limit or DEFAULT_LIMIT
+        limit = limit_of(prefetch)
         rewritten, _ = self._rewritten(prefetch, state, limit, is_top=False)
         return rewritten
 
@@ -311,8 +338,13 @@ class Rewriter:
 
             # Qdrant would compare augmented vectors: it returns the candidates, and the client
             # selects among them.
-            limit = request.limit or DEFAULT_LIMIT
+            limit = limit_of(request)
             offset = request.offset or 0
+            if limit < 1 or offset < 0:
+                raise InvalidInput(
+                    f"{limit} points from offset {offset} on are none to choose: limit must be at "
+                    "least 1, and offset at least 0"
+                )
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
             decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
             changed["limit"] = query.mmr.candidates_limit or limit + offset
@@ -341,7 +373,7 @@ class Rewriter:
         """Return the query with vectors in place of
         ids, and the ids that its answer must leave out.
         """
-        collection, field = _source_of(request)
+        collection, field = _source_of(request, (self.searched, self.cached_state.name))
         excluded: list[Any] = []
 
         def resolved(value: Any) -> Any:
@@ -350,7 +382,7 @@ class Rewriter:
 
             # Qdrant leaves the points out that a query names. It no longer sees their ids.
             if collection is None:
-                excluded.append(_id(value))
+                excluded.extend((_id(value), as_returned(_id(value))))
             return self.vectors[collection, field, _id(value)]
 
         query = _mapped(request.query, resolved)

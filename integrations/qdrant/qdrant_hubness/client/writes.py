@@ -107,6 +107,9 @@ class Writing(StateCache):
 
         Each batch is a write of its own: an upload may begin before a migration, and end after it.
         """
+        if batch_size < 1:
+            raise InvalidInput(f"batch_size must be at least 1, not {batch_size}")
+
         max_retries = options.get("max_retries", UPLOAD_RETRIES)
         upsert_options = {
             name: value for name, value in options.items() if name not in _NOT_OF_UPSERT
