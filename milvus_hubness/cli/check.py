@@ -161,6 +161,7 @@ def _checked(
         if queries is not None and pages.query_text is not None:
             texts = read_texts(store, subject.queries, pages.query_text, len(queries))
 
+    detail = pages.detail(texts)
     if store is None:
         assert subject.items is not None, "the command line names items or a collection"
         result = check(
@@ -175,6 +176,7 @@ def _checked(
             metric=subject.metric,
             key_column=key_column_of(subject.items, judging.key_column, judging.pairs),
             quick=subject.quick,
+            detail=detail,
             progress=progress,
         )
     else:
@@ -194,13 +196,14 @@ def _checked(
             # After the result is shown.
             stores=False,
             quick=subject.quick,
+            detail=detail,
             progress=progress,
         )
 
     # Here, where the progress is shown.
-    diagnosis = pages.search(result, texts)
-    hubs = None if diagnosis is None else Hubs.written(diagnosis, pages, judgements)
-    return result, hubs
+    if detail is None:
+        return result, None
+    return result, Hubs.written(result.search_hubs(detail), pages, judgements)
 
 
 def _show(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
-    from milvus_hubness.reports.check import Check
+    from milvus_hubness.reports.collections import Detail
     from milvus_hubness.reports.report import Diagnosis
     from milvus_hubness.reports.runs import RunFiles
 
@@ -124,16 +124,16 @@ class PageOptions:
         if self.page is not None:
             check_writable(self.page)
 
-    def search(self, checked: Check, texts: Sequence[str] | None) -> Diagnosis | None:
-        """Search for the hubs; return None if no option is about them.
+    def detail(self, texts: Sequence[str] | None) -> Detail | None:
+        """Return what is to be shown of the hubs; None if no option is about them.
 
-        texts: of the queries, unless these are of judgements. Raises as `diagnose` does.
+        texts: of the queries, unless these are of judgements.
         """
+        from milvus_hubness.reports.collections import Detail
+
         if not self.is_given:
             return None
-        return checked.diagnosed(
-            texts=texts, slice_by=self.slice_by, group_by=self.group_by, runs=self.runs
-        )
+        return Detail(texts, self.slice_by, self.group_by, self.runs, self.image_field)
 
 
 @dataclass(frozen=True)
