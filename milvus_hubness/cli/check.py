@@ -114,7 +114,17 @@ def check(
     tuning = result.tuning.to_dict()
     metric = subject.metric
     files = ["--items", str(subject.items), *(["--metric", metric] if metric != "COSINE" else [])]
-    to_type = next_command(tuning, collection, bank, connection, subject.field, files=files)
+    if judging.key_column:
+        files += ["--key-column", judging.key_column]
+    to_type = next_command(
+        tuning,
+        collection,
+        bank,
+        connection,
+        subject.field,
+        target_bank=subject.target_bank,
+        files=files,
+    )
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(diagnosed=False), "next": to_type}

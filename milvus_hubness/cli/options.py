@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,13 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
 from milvus_hubness.basics.texts import describe
-from milvus_hubness.errors import HubnessError, InvalidParameter, remember_secrets, secrets_in
+from milvus_hubness.errors import (
+    HubnessError,
+    InvalidParameter,
+    redacted,
+    remember_secrets,
+    secrets_in,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.files.certificates import Certificates
@@ -105,6 +112,19 @@ class Connection:
 
     uri: Uri = DEFAULT_URI
     token_file: TokenFile = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words that select this database in a further command; none if it finds it without."""
+        by_default = next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
+        words = [] if self.uri == by_default else ["--uri", self.uri]
+        if self.token_file is not None:
+            words += ["--token-file", str(self.token_file)]
+        return words
+
+    def command(self, *words: str) -> str:
+        """Return a further command on this database as a shell takes it."""
+        return redacted(shlex.join(["milvus-hubness", *words, *self.words]))
 
     def open(self) -> Store:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""

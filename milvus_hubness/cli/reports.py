@@ -88,7 +88,7 @@ def tune(
         )
     tuning = tuned.tuning.to_dict()
 
-    to_type = next_command(tuning, collection, bank, connection, field)
+    to_type = next_command(tuning, collection, bank, connection, field, target_bank=target_bank)
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)

@@ -1,6 +1,7 @@
 """milvus-hubness check: what a new user types first, and what it prints, on files and on a collection."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,44 @@ def test_a_collection_and_its_next_command(shop, run):
     verdict = json.loads(planned.stdout)["plan"]["verdict"]
     assert verdict["verdict"] == "apply"
     assert verdict["choice"] is not None, "that of check, which tries methods"
+
+
+def next_words(done):
+    """The words of the next command, as it is printed."""
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
+    return shlex.split(line)[2:]
+
+
+@pytest.mark.parametrize("command", ["check", "tune"])
+def test_the_next_command_names_the_reference_items_that_the_method_needs(shop, run, command):
+    named = ("photos", "--bank", "past.npy", "--target-bank", "photos.npy")
+    done = run(command, *named, "--pairs", "pairs.npz")
+    words = next_words(done)
+    assert "--target-bank" in words
+    planned = run(*(word.replace("ALIAS", "live") for word in words), "--json")
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_the_next_command_finds_the_database_of_this_one(shop, run, files):
+    """By its address and its token, where the environment has neither."""
+    (files / "token").write_text("root:secret")
+    database = ("--uri", "shop.db", "--token-file", "token")
+    done = run("check", "photos", "--bank", "past.npy", *database, uri="elsewhere.db")
+    words = next_words(done)
+    assert " ".join(words).endswith("--uri shop.db --token-file token")
+    assert run(*words, uri="elsewhere.db").returncode == 0
+
+
+def test_the_next_check_of_files_has_the_same_keys(shop, run):
+    np.save("foreign.npy", np.ascontiguousarray(QUERIES[:400, ::-1]))
+    keys = [f"photo {number}" for number in range(len(ITEMS))]
+    np.savez("items.npz", vector=ITEMS, id=np.arange(len(ITEMS)), name=keys)
+    np.savez("PAIRS.npz", query=QUERIES[400:], name=np.array(keys)[ANSWERS[400:]])
+    files = ("--items", "items.npz", "--metric", "IP", "--key-column", "name")
+    words = next_words(run("check", *files, "--queries", "foreign.npy"))
+    done = run(*words)
+    assert done.returncode in (0, 3), done.stderr
+    assert "labelled queries" in done.stdout
 
 
 @pytest.mark.parametrize("options", [("check",), ("tune", "--json")], ids=" ".join)
