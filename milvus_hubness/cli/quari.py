@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
-from milvus_hubness.basics.files.writing import check_writable
+from milvus_hubness.basics.files.writing import check_writable, expect_different
 from milvus_hubness.basics.texts import points
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import (
@@ -95,6 +95,12 @@ def train(
     # It raises for values that do not fit, before any file or collection is read.
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
+    read = [("--pairs", pairs), ("--pairs-queries", pairs_queries)]
+    for option, path in read:
+        if path is not None:
+            expect_different(
+                [(option, Path(path)), ("--out", out), ("the curves of --out", curves)]
+            )
     check_writable(curves)
 
     with progress_bars() as progress:
@@ -190,6 +196,7 @@ def import_weights(
             f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}"
         )
 
+    expect_different([("WEIGHTS", weights), ("--out", out)])
     network = Checkpoint.load_published(weights, encoder=encoder, **options)
     network.save(out)
     facts = {**_facts(network), "network": str(out)}
