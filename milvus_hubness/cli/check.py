@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from milvus_hubness.reports.check import Check
 
 
+METRIC = "COSINE"
+"""How searches of items in a file compare, unless another metric is named."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """The options that say what is looked at, and by which queries."""
@@ -36,7 +40,7 @@ class Subject:
         "--key-column or of a column such as `key`, `id` or `sku`, or else the numbers of the rows, from "
         "0.",
     ] = None
-    metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = "COSINE"
+    metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = METRIC
     queries: Annotated[
         str | None,
         "Real queries apart from --bank, in its forms, without labels; with --items and without "
@@ -54,6 +58,10 @@ class Subject:
         """Raise typer.BadParameter unless there is one thing to check."""
         if (collection is None) == (self.items is None):
             raise typer.BadParameter("nothing to check: give a COLLECTION or --items FILE")
+        if collection is not None and self.metric != METRIC:
+            raise typer.BadParameter(
+                "--metric is of --items: a collection is compared by the metric of its index"
+            )
         if self.items and (self.kind or self.field):
             raise typer.BadParameter("--kind and --field are those of a collection: leave them out")
 
@@ -113,7 +121,7 @@ def check(
 
     tuning = result.tuning.to_dict()
     metric = subject.metric
-    files = ["--items", str(subject.items), *(["--metric", metric] if metric != "COSINE" else [])]
+    files = ["--items", str(subject.items), *(["--metric", metric] if metric != METRIC else [])]
     if judging.key_column:
         files += ["--key-column", judging.key_column]
     to_type = next_command(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import span
+from milvus_hubness.basics.texts import describe, span
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
@@ -57,6 +57,12 @@ from milvus_hubness.quality.verdict import Figures
 from milvus_hubness.reports import report
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
+
+LACKS_TARGETS = (
+    "tune chose a method for this bank that needs reference items, which are not stored for %r: the biases "
+    "shown are those of the default method"
+)
+"""What is said where a reader has no reference items."""
 
 STAYS = (
     "jobs follow the stored verdict on this bank: {former}. This one does not replace it, as it rests "
@@ -140,6 +146,11 @@ def read_biased(
     kinds = None
     if gallery.biases is not None and state is not None:
         profile = state.profile
+        if recipe.estimator is not None:
+            raise InvalidInput(
+                f"{info.name!r} is corrected, and its biases are those of {describe(profile.estimator)}: "
+                "leave out the method (--method, --param)"
+            )
         biases = gallery.biases
         kinds = _kinds_in_use(info, state, gallery, kind)
         strength = profile.strength
@@ -160,6 +171,9 @@ def read_biased(
         # As jobs follow the verdict.
         default = Choice(default_estimator(by_kind=kinds is not None))
         choice = choice_of(Recipe(bank, estimator=recipe.estimator), verdict, default)
+        if recipe.estimator is None and target_bank is None and choice.estimator.needs_target_bank:
+            log.warning(LACKS_TARGETS, info.name)
+            choice = default
         strength = choice.strength
         biases, activated = computed_biases(
             gallery, bank, target_bank, choice.estimator, choice.gate, kinds

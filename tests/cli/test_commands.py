@@ -424,6 +424,34 @@ def test_wrong_usage_ends_with_two(run, arguments):
 
 
 @pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("check products --bank bank.npy --metric L2", "--metric"),
+        ("check products --bank bank.npy --key-column sku", "--key-column"),
+        ("tune products --bank bank.npy --key-column sku", "--key-column"),
+        ("enable products --bank bank.npy --key-column sku", "--key-column"),
+        ("migrate run products --bank bank.npy --key-column sku --plan", "--key-column"),
+        ("refresh products --key-column sku", "--key-column"),
+        ("refresh products --bank-column queries", "--bank-column"),
+        ("enable products --bank samples --bank-column queries", "--bank-column"),
+        ("check products --queries bank.npy --bank-column queries", "--bank-column"),
+        ("hubs products --bank bank.npy --alert-budget 0.5", "--alert-budget"),
+        ("hubs products --bank bank.npy --suspicious --queries bank.npy", "--queries"),
+        ("hubs products --bank bank.npy --suspicious --method nnn", "--method"),
+        ("hubs products --bank bank.npy --suspicious --param k=8", "--param"),
+        ("hubs products --on-hub refuse --bank bank.npy", "--bank"),
+        ("hubs products --on-hub refuse --top 3", "--top"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(run, files, command, option):
+    """Who names it takes the figures for those of the option."""
+    done = run(*command.split())
+    assert done.returncode == 2, done.stdout
+    assert option in done.stderr.splitlines()[-1]
+    assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["status"],
