@@ -424,6 +424,31 @@ def test_wrong_usage_ends_with_two(run, arguments):
 
 
 @pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("enable products", name) for name in ("products", "live", "products__bias_a")),
+        *(("migrate run products --alias other", name) for name in ("products", "live", "other")),
+        ("migrate run products", "products_hubness"),
+        ("migrate run products --rename", "products__before_hubness"),
+        *((command, "others__bank") for command in ("enable products", "migrate run products")),
+    ],
+)
+def test_a_plan_knows_where_no_bank_can_be_stored(run, files, command, name):
+    """The run noticed it after it had begun a copy, which stayed."""
+    client = connect("shop.db")
+    client.create_alias("products", "live")
+    plain_collection(client, "others", vectors(np.random.default_rng(1), 60, 2 * DIM), "COSINE")
+    np.save("wide.npy", vectors(np.random.default_rng(2), 40, 2 * DIM))
+    settings = ("--force", "--method", "nnn", "--param", "k=8")
+    assert run("enable", "others", "--bank", "wide.npy", *settings).returncode == 0
+    before = collections(files)
+    for plan in (("--plan",), ()):
+        done = run(*command.split(), "--bank", "bank.npy", *settings, "--bank-name", name, *plan)
+        assert_fails(done, 1, name, "--bank-name")
+    assert collections(files) == before
+
+
+@pytest.mark.parametrize(
     ("command", "option"),
     [
         ("check products --bank bank.npy --metric L2", "--metric"),
