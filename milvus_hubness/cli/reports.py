@@ -59,6 +59,7 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
+    from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.collections import tune_collection
 
@@ -88,7 +89,21 @@ def tune(
         )
     tuning = tuned.tuning.to_dict()
 
-    to_type = next_command(tuning, collection, bank, connection, field, target_bank=target_bank)
+    # The clicks are in no verdict, unlike a field; and a refresh has a prior, which it would keep.
+    words = ["--prior", prior] if prior else []
+    if prior_from:
+        words = ["--prior-from", prior_from]
+        column = key_column_of(prior_from, judging.key_column, judging.pairs)
+        words += ["--key-column", column] if column else []
+    to_type = next_command(
+        tuning,
+        collection,
+        bank,
+        connection,
+        field,
+        target_bank=target_bank,
+        prior=words,
+    )
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)

@@ -85,12 +85,14 @@ def next_command(
     field: str | None = None,
     *,
     target_bank: str | None = None,
+    prior: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> str:
     """Return the command to type after a verdict, or that there is none.
 
     collection: as the user typed it, None if there is no database yet. target_bank: the file of
-    reference items; the command has it if its method needs some. files: without a database, the words
+    reference items; the command has it if its method needs some. prior: the words that name the prior
+    which was tried, which stay where no verdict keeps them. files: without a database, the words
     that name the items.
     """
     info = None if collection is None else connection.open().info(collection, counted=False)
@@ -110,6 +112,8 @@ def next_command(
         words += ["--queries" if is_against and collection is None else "--bank", bank.bank]
     if bank.bank and bank.bank_column:
         words += ["--bank-column", bank.bank_column]
+    if not is_against:
+        words += prior
     if target_bank and (is_against or (collection and _needs_targets(tuning["choice"]))):
         words += ["--target-bank", target_bank]
     if is_against:

@@ -346,7 +346,7 @@ def read_clicks(path: str | os.PathLike[str], key_column: str | None = None) -> 
     it by their grades. The vectors of queries are not needed. key_column: as in `Judgements.load`.
     Raises UnreadableFile, InvalidInput.
     """
-    rows = read_rows(Path(path), key_column=key_column)
+    rows = read_rows(Path(path), key_column=key_column, needs_queries=False)
     shares = [_shares(rows, row) for row in range(len(rows.keys))]
     clicks = _summed(
         [list(of_row) for of_row in shares], [list(of_row.values()) for of_row in shares]
