@@ -149,10 +149,14 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
     if facts["history"]:
         before = facts["before"]
         best = facts["best"]
-        last_epoch = facts["history"][-1]["epoch"]
+        # The memory of linear maps is filled in a row of its own, without a loss.
+        trained = sum(epoch["loss"] is not None for epoch in facts["history"])
         most_epochs = facts["settings"]["epochs"]
+        chosen = f"best {best['epoch']}"
+        if best["loss"] is None and best["epoch"]:
+            chosen = "best with the memory"
         judged = {
-            "epochs": f"{last_epoch} of {most_epochs}, best {best['epoch']}",
+            "epochs": f"{trained} of {most_epochs}, {chosen}",
             "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
             "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
         }

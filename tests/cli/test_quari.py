@@ -92,6 +92,13 @@ def test_a_network_is_trained_and_judged(run, folder):
     assert "for 5 candidates" in shown.stdout
 
 
+def test_no_more_epochs_are_shown_than_were_allowed(run, folder):
+    """The memory of linear maps is filled after them."""
+    options = ("--pairs", "pairs.npz", "--param", "batch=16", "--param", "epochs=2")
+    shown = run("quari", "train", *options, "--out", "maps.safetensors").stdout
+    assert " 2 of 2, best " in " ".join(shown.split())
+
+
 def test_linear_maps_with_a_memory_are_the_default(run, folder):
     options = ("--pairs", "pairs.npz", "--param", "batch=16", "--json")
     done = run("quari", "train", *options, "--out", "maps.safetensors")
