@@ -82,6 +82,19 @@ def test_a_collection_and_its_next_command(shop, run):
     assert verdict["choice"] is not None, "that of check, which tries methods"
 
 
+def test_figures_of_very_unequal_weights_are_numbers(shop, run):
+    """A log may count pieces, seconds or bytes."""
+    for largest in (1e20, 1e200):
+        weights = np.where(np.arange(len(ANSWERS[400:])) % 2, largest, 1)
+        np.savez("weighed.npz", query=QUERIES[400:], label=ANSWERS[400:], weight=weights)
+        done = run("check", "photos", "--bank", "past.npy", "--pairs", "weighed.npz")
+        if largest == 1e20:
+            assert done.returncode in (0, 3), done.stderr
+            assert "nan" not in done.stdout
+        else:
+            assert_fails(done, 1, "the weight of pair 1, 3, 5", "from 0 to 1e+20")
+
+
 def next_words(done):
     """The words of the next command, as it is printed."""
     [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
