@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +68,10 @@ class PageOptions:
     run_depth: Annotated[int, "Rows of each query in --save-run.", {"min": 1}] = RUN_DEPTH
 
     def __post_init__(self) -> None:
+        for option, value in (("--max-skewness", self.max_skewness), ("--min-gain", self.min_gain)):
+            # Nothing is above or below it, so that no build would ever fail.
+            if value is not None and math.isnan(value):
+                raise typer.BadParameter(f"{option} is a number, not {value}")
         if self.image_folder is not None:
             if self.image_field is None:
                 raise typer.BadParameter(

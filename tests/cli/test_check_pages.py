@@ -181,6 +181,13 @@ def photos(files, monkeypatch):
     return "check", "photos", "--bank", "past.npy", "--pairs", "pairs.npz"
 
 
+@pytest.mark.parametrize("option", ["--max-skewness", "--min-gain"])
+def test_a_threshold_that_nothing_is_beyond_is_refused(pairs, run, option):
+    done = run(*PAIRS, option, "nan")
+    assert done.returncode == 2
+    assert f"{option} is a number" in done.stderr
+
+
 def test_thresholds_decide_about_the_exit_code(photos, files, run):
     page = ("--page", "hubness.html")
     measured = json.loads(run(*photos, *page, "--json").stdout)["check"]["diagnosis"]
