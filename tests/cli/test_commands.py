@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from milvus_lite.server_manager import server_manager_instance
+from pymilvus import DataType
 
 import milvus_hubness
 from milvus_hubness import connect
@@ -712,6 +713,33 @@ def test_enable_refuses_what_it_cannot_do(files, run):
     )
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
     assert run("enable", "products").returncode == 2
+
+
+def test_status_shows_of_which_field_a_verdict_is(run, files):
+    """One bank may be judged for each of several fields, and be in use for one."""
+    client = connect("shop.db")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    index = client.prepare_index_params()
+    for field in ("image", "title"):
+        schema.add_field(field, DataType.FLOAT_VECTOR, dim=DIM)
+        index.add_index(field, index_type="FLAT", metric_type="IP")
+    client.create_collection("both", schema=schema, index_params=index)
+    items = vectors(np.random.default_rng(3), 60, DIM)
+    client.insert("both", [{"id": i, "image": row, "title": row} for i, row in enumerate(items)])
+    assert run("tune", "both", "--bank", "bank.npy", "--field", "image").returncode == 0
+    assert "verdicts" not in run("status", "both", "--field", "title").stdout
+    assert "verdicts" in run("status", "both", "--field", "image").stdout
+
+    enabled = run("enable", "both", "--bank", "bank.npy", "--field", "title", "--force")
+    assert enabled.returncode == 0, enabled.stderr
+    both = run("status", "both").stdout
+    [image] = [line for line in both.splitlines() if "field image" in line]
+    [title] = [line for line in both.splitlines() if "field title" in line]
+    assert "the bank in use" in title
+    assert "in use" not in image
+    of_image = json.loads(run("status", "both", "--field", "image", "--json").stdout)["status"]
+    assert [verdict["field"] for verdict in of_image["verdicts"]] == ["image"]
 
 
 def test_status_and_plans_show_the_verdict_on_their_bank(run, files):
