@@ -120,9 +120,9 @@ def _show_outcome(
     if migration.phase == "verified":
         say("\nNo name was moved: applications read the source.")
         alias = switching.alias or alias
-        name = ["--rename"] if switching.rename else ["--alias", alias]
+        option = ["--rename"] if switching.rename else ["--alias", alias]
         # Each on one line, to be copied.
-        say(f"To switch:  {connection.command('migrate', 'cutover', source, *name)}")
+        say(f"To switch:  {connection.command('migrate', 'cutover', source, *option)}")
         if alias == NO_ALIAS and not switching.rename:
             say(f"            {ALIAS_WORDS}")
         clean = connection.command("migrate", "clean", source, "--drop", migration.target)
