@@ -22,7 +22,13 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, redacted
-from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, key_column_of, read_items
+from milvus_hubness.jobs.common.inputs import (
+    Gallery,
+    expect_distinct,
+    gallery_of,
+    key_column_of,
+    read_items,
+)
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import VECTORS
@@ -258,6 +264,8 @@ def check(
     for one in (past, real, targets, of_judgements):
         if one is not None:
             one.expect_dim(gallery.layout.dim, items)
+    if judgements is not None or (detail is not None and detail.runs is not None):
+        expect_distinct(gallery.keys, title)
     judged = None if judgements is None else judgements.within(gallery.keys, title)
     remark = ""
     if quick:

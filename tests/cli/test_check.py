@@ -95,6 +95,25 @@ def test_figures_of_very_unequal_weights_are_numbers(shop, run):
             assert_fails(done, 1, "the weight of pair 1, 3, 5", "from 0 to 1e+20")
 
 
+@pytest.mark.parametrize("keyless", [None, True, [3]], ids=str)
+def test_an_item_without_a_key_is_one_line(shop, run, keyless):
+    rows = [{"vector": item.tolist(), "id": number} for number, item in enumerate(ITEMS[:60])]
+    rows[2]["id"] = keyless
+    Path("items.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for pairs in ((), ("--pairs", "pairs.npz")):
+        done = run("check", "--items", "items.jsonl", "--queries", "past.npy", *pairs)
+        assert_fails(done, 1, "'id' of items.jsonl must hold", repr(keyless), "line 3")
+
+
+def test_right_rows_need_a_key_of_each_item(shop, run):
+    """Only one of several items with a key counted as right, so that the figures were too low."""
+    np.savez("items.npz", vector=ITEMS, product_id=np.arange(len(ITEMS)) // 2)
+    words = ("check", "--items", "items.npz", "--queries", "past.npy", "--metric", "IP")
+    done = run(*words, "--pairs", "pairs.npz")
+    assert_fails(done, 1, "items.npz has several items with the key 0, 1, 2", "--key-column")
+    assert run(*words).returncode == 0, "without right rows, no key is looked up"
+
+
 def next_words(done):
     """The words of the next command, as it is printed."""
     [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
