@@ -69,7 +69,7 @@ def status(
 
     statuses = list_samplings(connection.open(), collection)
     result = {"samplings": [each.to_dict() for each in statuses]}
-    console.show_result(as_json, result, lambda: _show(collection, statuses))
+    console.show_result(as_json, result, lambda: _show(collection, statuses, connection))
 
 
 def export(
@@ -113,7 +113,7 @@ def _start(
 
     status = start_sampling(connection.open(), collection, field=field, **settings.given)
     result = {"samplings": [status.to_dict()]}
-    console.show_result(as_json, result, lambda: _show(collection, [status]))
+    console.show_result(as_json, result, lambda: _show(collection, [status], connection))
 
 
 def _stop(
@@ -127,7 +127,7 @@ def _stop(
     console.show_result(as_json, result, lambda: console.say(text))
 
 
-def _show(collection: str, statuses: list[SamplingStatus]) -> None:
+def _show(collection: str, statuses: list[SamplingStatus], connection: options.Connection) -> None:
     from milvus_hubness.jobs.refresh.sampling import ENOUGH
 
     for status in statuses:
@@ -150,7 +150,8 @@ def _show(collection: str, statuses: list[SamplingStatus]) -> None:
 
     if not statuses:
         console.say(
-            f"{collection!r} is not sampled: start with milvus-hubness bank sample {collection}"
+            f"{collection!r} is not sampled: start with "
+            f"{connection.command('bank', 'sample', collection)}"
         )
 
 

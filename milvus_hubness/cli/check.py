@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from milvus_hubness.reports.check import Check
 
 
+METRIC = "COSINE"
+"""How searches of items in a file compare, unless another metric is named."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """The options that say what is looked at, and by which queries."""
@@ -36,7 +40,7 @@ class Subject:
         "--key-column or of a column such as `key`, `id` or `sku`, or else the numbers of the rows, from "
         "0.",
     ] = None
-    metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = "COSINE"
+    metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = METRIC
     queries: Annotated[
         str | None,
         "Real queries apart from --bank, in its forms, without labels; with --items and without "
@@ -54,6 +58,10 @@ class Subject:
         """Raise typer.BadParameter unless there is one thing to check."""
         if (collection is None) == (self.items is None):
             raise typer.BadParameter("nothing to check: give a COLLECTION or --items FILE")
+        if collection is not None and self.metric != METRIC:
+            raise typer.BadParameter(
+                "--metric is of --items: a collection is compared by the metric of its index"
+            )
         if self.items and (self.kind or self.field):
             raise typer.BadParameter("--kind and --field are those of a collection: leave them out")
 
@@ -113,8 +121,18 @@ def check(
 
     tuning = result.tuning.to_dict()
     metric = subject.metric
-    files = ["--items", str(subject.items), *(["--metric", metric] if metric != "COSINE" else [])]
-    to_type = next_command(tuning, collection, bank, connection, subject.field, files=files)
+    files = ["--items", str(subject.items), *(["--metric", metric] if metric != METRIC else [])]
+    if judging.key_column:
+        files += ["--key-column", judging.key_column]
+    to_type = next_command(
+        tuning,
+        collection,
+        bank,
+        connection,
+        subject.field,
+        target_bank=subject.target_bank,
+        files=files,
+    )
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(diagnosed=False), "next": to_type}
@@ -161,6 +179,7 @@ def _checked(
         if queries is not None and pages.query_text is not None:
             texts = read_texts(store, subject.queries, pages.query_text, len(queries))
 
+    detail = pages.detail(texts)
     if store is None:
         assert subject.items is not None, "the command line names items or a collection"
         result = check(
@@ -175,6 +194,7 @@ def _checked(
             metric=subject.metric,
             key_column=key_column_of(subject.items, judging.key_column, judging.pairs),
             quick=subject.quick,
+            detail=detail,
             progress=progress,
         )
     else:
@@ -194,13 +214,14 @@ def _checked(
             # After the result is shown.
             stores=False,
             quick=subject.quick,
+            detail=detail,
             progress=progress,
         )
 
     # Here, where the progress is shown.
-    diagnosis = pages.search(result, texts)
-    hubs = None if diagnosis is None else Hubs.written(diagnosis, pages, judgements)
-    return result, hubs
+    if detail is None:
+        return result, None
+    return result, Hubs.written(result.search_hubs(detail), pages, judgements)
 
 
 def _show(

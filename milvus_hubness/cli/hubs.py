@@ -11,6 +11,7 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.cli.explained import TOP, Explaining, read_rows
 
 if TYPE_CHECKING:
+    from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.reports.explain import Hubs
     from milvus_hubness.reports.suspicious import HubScan
 
@@ -69,9 +70,30 @@ def hubs(
 
     if explaining.is_named and queries:
         raise typer.BadParameter("--queries counts answers: to explain one query, pass --query")
+    if alert_budget != ALERT_BUDGET and not suspicious:
+        raise typer.BadParameter("--alert-budget needs --suspicious, which counts suspicious rows")
+    estimator = estimating.estimator()
+    if estimator is not None and estimator.needs_target_bank:
+        raise typer.BadParameter(
+            f"{type(estimator).__name__} needs reference items, which hubs does not take: name another "
+            "--method"
+        )
+    given = {
+        "--queries": queries,
+        "--method": estimating.method,
+        "--param": estimating.param,
+        "--bank": bank.bank,
+        "--bank-column": bank.bank_column,
+        "--top": top,
+    }
+    # A scan asks the bank whatever the method, and the guard has that of the collection.
+    of_list = ("--queries", "--method", "--param") if suspicious else tuple(given)
+    if suspicious or on_hub is not None:
+        for option in of_list:
+            if given[option]:
+                raise typer.BadParameter(f"{chosen[0]} takes no {option}: leave it out")
 
     if explaining.is_named:
-        estimator = estimating.estimator()
         store = connection.open()
         explaining.show(store, collection, bank, estimator, field, top, as_json=as_json)
     elif suspicious:
@@ -80,14 +102,14 @@ def hubs(
         _guard(collection, connection, field, on_hub, as_json=as_json)
     else:
         _list(
-            collection, bank, estimating, connection, queries, field, top or LISTED, as_csv, as_json
+            collection, bank, estimator, connection, queries, field, top or LISTED, as_csv, as_json
         )
 
 
 def _list(
     collection: str,
     bank: options.BankOptions,
-    estimating: options.EstimatorOptions,
+    estimator: Estimator | None,
     connection: options.Connection,
     queries: str | None,
     field: str | None,
@@ -98,7 +120,6 @@ def _list(
     from milvus_hubness.quality.measures import as_plain
     from milvus_hubness.reports import explain
 
-    estimator = estimating.estimator()
     store = connection.open()
     counted = options.read_vectors(store, queries)
     biased = read_rows(store, collection, bank, estimator, field)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.files.writing import check_writable, whole_file
+from milvus_hubness.basics.files.writing import check_writable, expect_different, whole_file
 from milvus_hubness.cli import console, options
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def match(
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")
 
     # Before hours of work, not after them.
+    expect_different([("--queries", Path(queries)), ("--out", out)])
     check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)

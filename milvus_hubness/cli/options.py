@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,13 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
 from milvus_hubness.basics.texts import describe
-from milvus_hubness.errors import HubnessError, InvalidParameter, remember_secrets, secrets_in
+from milvus_hubness.errors import (
+    HubnessError,
+    InvalidParameter,
+    redacted,
+    remember_secrets,
+    secrets_in,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.files.certificates import Certificates
@@ -105,6 +112,19 @@ class Connection:
 
     uri: Uri = DEFAULT_URI
     token_file: TokenFile = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words that select this database in a further command; none if it finds it without."""
+        by_default = next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
+        words = [] if self.uri == by_default else ["--uri", self.uri]
+        if self.token_file is not None:
+            words += ["--token-file", str(self.token_file)]
+        return words
+
+    def command(self, *words: str) -> str:
+        """Return a further command on this database as a shell takes it."""
+        return redacted(shlex.join(["milvus-hubness", *words, *self.words]))
 
     def open(self) -> Store:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""
@@ -222,6 +242,15 @@ class BankOptions:
             where_from = missing_bank(store, collection, field)
             raise typer.BadParameter(f"no reference queries: {where_from}")
 
+    def expect_column(self) -> None:
+        """Raise typer.BadParameter if a column of nothing is named."""
+        from milvus_hubness.jobs.common.samples import SAMPLES
+
+        if self.bank_column and self.bank in ("", SAMPLES):
+            raise typer.BadParameter(
+                "--bank-column is of a file or a collection: name this with --bank, or leave it out"
+            )
+
     def read(self, store: Store, collection: str, field: str | None = None) -> QueryBank | None:
         """Return the bank; None if none is named.
 
@@ -229,6 +258,7 @@ class BankOptions:
         """
         from milvus_hubness.jobs.common.samples import SAMPLES, sampled_bank
 
+        self.expect_column()
         if self.bank == SAMPLES:
             return sampled_bank(store, collection, field)
         return read_vectors(store, self.bank, self.bank_column)
@@ -295,6 +325,10 @@ class PairsOptions:
 
         # Before the files, of which there may be much to read and to say.
         Measure.of(self.measure)
+        if self.key_column is not None and self.pairs is None and other is None:
+            raise typer.BadParameter(
+                "--key-column is of a file with keys: pass --pairs, or leave it out"
+            )
         if self.pairs is None:
             if self.pairs_queries is not None:
                 raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")
@@ -344,6 +378,10 @@ class PriorOptions:
         from milvus_hubness.jobs.common.judgements import read_clicks
 
         if self.prior_from is None:
+            if key_column is not None and pairs is None:
+                raise typer.BadParameter(
+                    "--key-column is of a file with keys: pass --prior-from, or leave it out"
+                )
             return self.prior
         return read_clicks(self.prior_from, key_column_of(self.prior_from, key_column, pairs))
 
@@ -435,6 +473,7 @@ class RecipeOptions(PriorOptions, EstimatorOptions, BankOptions):
         from milvus_hubness.jobs.common.recipe import Recipe
         from milvus_hubness.jobs.common.samples import SAMPLES
 
+        self.expect_column()
         bank = self.bank if self.bank == SAMPLES else self.read(store, collection, field)
         return Recipe(
             bank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
-    from milvus_hubness.reports.check import Check
+    from milvus_hubness.reports.collections import Detail
     from milvus_hubness.reports.report import Diagnosis
     from milvus_hubness.reports.runs import RunFiles
 
@@ -67,6 +68,10 @@ class PageOptions:
     run_depth: Annotated[int, "Rows of each query in --save-run.", {"min": 1}] = RUN_DEPTH
 
     def __post_init__(self) -> None:
+        for option, value in (("--max-skewness", self.max_skewness), ("--min-gain", self.min_gain)):
+            # Nothing is above or below it, so that no build would ever fail.
+            if value is not None and math.isnan(value):
+                raise typer.BadParameter(f"{option} is a number, not {value}")
         if self.image_folder is not None:
             if self.image_field is None:
                 raise typer.BadParameter(
@@ -124,16 +129,16 @@ class PageOptions:
         if self.page is not None:
             check_writable(self.page)
 
-    def search(self, checked: Check, texts: Sequence[str] | None) -> Diagnosis | None:
-        """Search for the hubs; return None if no option is about them.
+    def detail(self, texts: Sequence[str] | None) -> Detail | None:
+        """Return what is to be shown of the hubs; None if no option is about them.
 
-        texts: of the queries, unless these are of judgements. Raises as `diagnose` does.
+        texts: of the queries, unless these are of judgements.
         """
+        from milvus_hubness.reports.collections import Detail
+
         if not self.is_given:
             return None
-        return checked.diagnosed(
-            texts=texts, slice_by=self.slice_by, group_by=self.group_by, runs=self.runs
-        )
+        return Detail(texts, self.slice_by, self.group_by, self.runs, self.image_field)
 
 
 @dataclass(frozen=True)

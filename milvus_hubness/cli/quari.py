@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
-from milvus_hubness.basics.files.writing import check_writable
+from milvus_hubness.basics.files.writing import check_writable, expect_different
 from milvus_hubness.basics.texts import points
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import (
@@ -95,6 +95,12 @@ def train(
     # It raises for values that do not fit, before any file or collection is read.
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
+    read = [("--pairs", pairs), ("--pairs-queries", pairs_queries)]
+    for option, path in read:
+        if path is not None:
+            expect_different(
+                [(option, Path(path)), ("--out", out), ("the curves of --out", curves)]
+            )
     check_writable(curves)
 
     with progress_bars() as progress:
@@ -143,10 +149,14 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
     if facts["history"]:
         before = facts["before"]
         best = facts["best"]
-        last_epoch = facts["history"][-1]["epoch"]
+        # The memory of linear maps is filled in a row of its own, without a loss.
+        trained = sum(epoch["loss"] is not None for epoch in facts["history"])
         most_epochs = facts["settings"]["epochs"]
+        chosen = f"best {best['epoch']}"
+        if best["loss"] is None and best["epoch"]:
+            chosen = "best with the memory"
         judged = {
-            "epochs": f"{last_epoch} of {most_epochs}, best {best['epoch']}",
+            "epochs": f"{trained} of {most_epochs}, {chosen}",
             "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
             "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
         }
@@ -190,6 +200,7 @@ def import_weights(
             f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}"
         )
 
+    expect_different([("WEIGHTS", weights), ("--out", out)])
     network = Checkpoint.load_published(weights, encoder=encoder, **options)
     network.save(out)
     facts = {**_facts(network), "network": str(out)}

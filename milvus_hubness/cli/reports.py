@@ -59,6 +59,7 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
+    from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.collections import tune_collection
 
@@ -88,7 +89,21 @@ def tune(
         )
     tuning = tuned.tuning.to_dict()
 
-    to_type = next_command(tuning, collection, bank, connection, field)
+    # The clicks are in no verdict, unlike a field; and a refresh has a prior, which it would keep.
+    words = ["--prior", prior] if prior else []
+    if prior_from:
+        words = ["--prior-from", prior_from]
+        column = key_column_of(prior_from, judging.key_column, judging.pairs)
+        words += ["--key-column", column] if column else []
+    to_type = next_command(
+        tuning,
+        collection,
+        bank,
+        connection,
+        field,
+        target_bank=target_bank,
+        prior=words,
+    )
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)
@@ -144,7 +159,7 @@ def status_words(status: Status) -> dict[str, object]:
         "left by a job": LEFT_BY_A_JOB.format(", ".join(status.leftovers))
         if status.leftovers
         else None,
-        "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
+        "verdicts": _verdicts_in_words(status),
     }
     # A corrected collection has all three; they are tested for the sake of their types.
     if status.estimator and status.bank and status.age_seconds is not None:
@@ -186,9 +201,23 @@ def _fit_words(status: Status) -> str:
 OTHER_COLUMNS = "needs biases in more columns: a refresh makes a copy that has them"
 
 
-def _verdict_words(verdict: dict[str, Any]) -> str:
-    """Return a stored verdict in one line. Of fingerprints, the first letters are enough."""
+def _verdicts_in_words(status: Status) -> str | None:
+    """Return a line for each stored verdict, which names the field where it may be another one."""
+    fields = {verdict["field"] for verdict in status.verdicts}
+    if status.field is not None:
+        fields.add(status.field)
+    lines = [_verdict_words(verdict, named=len(fields) > 1) for verdict in status.verdicts]
+    return "\n".join(lines) or None
+
+
+def _verdict_words(verdict: dict[str, Any], *, named: bool) -> str:
+    """Return a stored verdict in one line. Of fingerprints, the first letters are enough.
+
+    named: whether with the field.
+    """
     line = "{tuned_at:.16} UTC on {bank_fingerprint:.19}".format(**verdict)
+    if named:
+        line += f", field {verdict['field'] or console.UNNAMED}"
     if verdict["in_use"]:
         line += ", the bank in use"
     if verdict["kind"]:

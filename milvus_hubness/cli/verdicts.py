@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import URI_VARIABLES
 from milvus_hubness.basics.texts import (
     MANY,
     chosen_parameters,
@@ -86,12 +84,16 @@ def next_command(
     connection: options.Connection,
     field: str | None = None,
     *,
+    target_bank: str | None = None,
+    prior: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> str:
     """Return the command to type after a verdict, or that there is none.
 
-    collection: as the user typed it, None if there is no database yet. files: then, the words that
-    name the items.
+    collection: as the user typed it, None if there is no database yet. target_bank: the file of
+    reference items; the command has it if its method needs some. prior: the words that name the prior
+    which was tried, which stay where no verdict keeps them. files: without a database, the words
+    that name the items.
     """
     info = None if collection is None else connection.open().info(collection, counted=False)
     is_corrected = info is not None and info.state_of(field) is not None
@@ -99,18 +101,21 @@ def next_command(
     if is_against and tuning["labelled"]:
         return "nothing to do, keep the search as it is."
 
-    words = ["milvus-hubness"]
     if is_against:
-        words += ["check", *([collection] if collection else files)]
+        words = ["check", *([collection] if collection else files)]
     elif is_corrected:
-        words += ["refresh", str(collection)]
+        words = ["refresh", str(collection)]
     else:
-        words += ["migrate", "run", collection or "COLLECTION"]
+        words = ["migrate", "run", collection or "COLLECTION"]
     if bank.bank:
         # What a check of files calls past queries is the bank of a collection.
         words += ["--queries" if is_against and collection is None else "--bank", bank.bank]
     if bank.bank and bank.bank_column:
         words += ["--bank-column", bank.bank_column]
+    if not is_against:
+        words += prior
+    if target_bank and (is_against or (collection and _needs_targets(tuning["choice"]))):
+        words += ["--target-bank", target_bank]
     if is_against:
         words += ["--pairs", "PAIRS.npz"]
     elif not is_corrected:
@@ -122,12 +127,17 @@ def next_command(
     if kinds and kinds["chosen"] and not is_corrected:
         words += ["--kind", kinds["source"]]
 
-    in_environment = connection.uri in map(os.environ.get, URI_VARIABLES)
-    if collection is None:
-        words += [] if is_against else ["--uri", "URI"]
-    elif connection.uri != options.DEFAULT_URI and not in_environment:
-        words += ["--uri", connection.uri]
-    return redacted(shlex.join(words))
+    if collection is not None:
+        return connection.command(*words)
+    words += [] if is_against else ["--uri", "URI"]
+    return redacted(shlex.join(["milvus-hubness", *words]))
+
+
+def _needs_targets(choice: dict[str, Any] | None) -> bool:
+    """Whether the method that tuning chose is fitted with reference items too."""
+    from milvus_hubness.correction.estimators import from_dict
+
+    return choice is not None and from_dict(choice).needs_target_bank
 
 
 def show_trials(tuning: dict[str, Any], *, show_all: bool) -> None:

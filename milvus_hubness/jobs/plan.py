@@ -8,7 +8,12 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import suffix_for
-from milvus_hubness.errors import CannotMigrate, InvalidParameter
+from milvus_hubness.errors import (
+    CannotMigrate,
+    CollectionExists,
+    DimensionMismatch,
+    InvalidParameter,
+)
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -62,4 +67,26 @@ def plan_correction(
     bank = recipe.required_bank(info.name)
     bank.expect_rows(draft.vector.multi_vectors, field_words(field))
     bank.expect_dim(draft.vector.dim, "the field")
+    _expect_bank_collection(store, draft)
     return body.planned(store, draft, recipe, progress)
+
+
+def _expect_bank_collection(store: Store, draft: Draft) -> None:
+    """Check that the bank of a plan can be stored under its name.
+
+    A job stores it after it has written other things. Raises CollectionExists, DimensionMismatch.
+    """
+    name = draft.bank_collection
+    if not store.exists(name):
+        return
+    info = store.info(name, counted=False)
+    if not info.is_bank:
+        raise CollectionExists(
+            f"collection {name!r} exists and is not a query bank: choose another name with --bank-name"
+        )
+    widths = {vector.dim for vector in info.vector_fields.values()}
+    if draft.vector.dim not in widths:
+        raise DimensionMismatch(
+            f"bank {name!r} has vectors of {', '.join(map(str, sorted(widths)))} dimensions, "
+            f"{draft.vector.dim} are needed: choose another name with --bank-name"
+        )

@@ -50,6 +50,19 @@ class Group(NamedTuple):
         return "another value" if self.value is None else self.value
 
 
+def expect_field(fields: Sequence[Mapping[str, Any]] | None, field: str, option: str) -> None:
+    """Raise InvalidInput if no item has the field.
+
+    option: the option that names the field, for the message.
+    """
+    names = sorted({name for row in fields or () for name in row})
+    if field in names:
+        return
+    if not names:
+        raise InvalidInput(f"no scalar field {field!r}, nor any other: leave out {option}")
+    raise InvalidInput(f"no scalar field {field!r}: choose one of {', '.join(names)} with {option}")
+
+
 def by_value(
     fields: Sequence[Mapping[str, Any]] | None, field: str | None, option: str
 ) -> list[tuple[str | None, Members]]:
@@ -60,11 +73,7 @@ def by_value(
     """
     if field is None:
         return []
-    names = sorted({name for row in fields or () for name in row})
-    if field not in names:
-        raise InvalidInput(
-            f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with {option}"
-        )
+    expect_field(fields, field, option)
 
     values = [str(measures.as_plain(row.get(field))) for row in fields or ()]
     frequent = dict(Counter(values).most_common(MOST_GROUPS))

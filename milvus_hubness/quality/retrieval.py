@@ -26,6 +26,9 @@ from milvus_hubness.quality.measures import ONCE_EACH, Sendings, with_bias
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
 
+LARGEST_WEIGHT = 1e20
+"""Largest weight of a labelled pair."""
+
 PerQuery = npt.NDArray[np.float64]
 Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 Grades: TypeAlias = npt.NDArray[Any] | Sequence[float | Collection[float]]
@@ -350,11 +353,12 @@ def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
             f"the weights of {count} pairs must be {count} numbers, not {values.dtype} of shape "
             f"{values.shape}"
         )
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist()
+    # What is larger has squares and sums beyond float64, and figures that are no numbers.
+    wrong = np.flatnonzero(~((values >= 0) & (values <= LARGEST_WEIGHT))).tolist()
     if wrong:
         raise InvalidInput(
-            f"the weight of pair {name_some(wrong)} must be a number from 0 up: correct or remove "
-            "these pairs"
+            f"the weight of pair {name_some(wrong)} must be a number from 0 to {LARGEST_WEIGHT:g}: correct "
+            "or remove these pairs"
         )
     if not values.any():
         raise InvalidInput(

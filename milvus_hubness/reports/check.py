@@ -22,7 +22,13 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, redacted
-from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, key_column_of, read_items
+from milvus_hubness.jobs.common.inputs import (
+    Gallery,
+    expect_distinct,
+    gallery_of,
+    key_column_of,
+    read_items,
+)
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import VECTORS
@@ -165,6 +171,7 @@ def check(
     seed: int = 0,
     stores: bool = True,
     quick: bool = False,
+    detail: Detail | None = None,
     progress: Progress = silent,
 ) -> Check:
     """Look for faults of the data, judge the correction with every method, and show the hubs.
@@ -179,7 +186,8 @@ def check(
     of the file, from `key_column` or a column of a usual name. field, measure: as in `tune`. The verdict on
     a collection is stored as by `tune`, unless a stored one on this bank rests on more. stores: False
     leaves that to the caller, see `store_tuned`. quick: whether to look at 5,000 items and 1,000 queries only,
-    which stores nothing.
+    which stores nothing. detail: what `search_hubs` will be called with, if it will be: what the items
+    cannot show is refused before the methods are tried.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
@@ -221,6 +229,7 @@ def check(
             judgements=judgements,
             measure=chosen_measure,
             quick=quick,
+            detail=detail,
             seed=seed,
             progress=progress,
         )
@@ -246,6 +255,8 @@ def check(
         if isinstance(named := getattr(recipe, name), str):
             raise InvalidInput(f"{name} {named!r} is in a database: name a collection of it, too")
     gallery, title = _items_of(source, metric, keys, key_of_items)
+    if detail is not None:
+        detail.expect_possible(gallery, title)
     if past is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
     of_judgements = None if judgements is None else judgements.queries
@@ -253,6 +264,8 @@ def check(
     for one in (past, real, targets, of_judgements):
         if one is not None:
             one.expect_dim(gallery.layout.dim, items)
+    if judgements is not None or (detail is not None and detail.runs is not None):
+        expect_distinct(gallery.keys, title)
     judged = None if judgements is None else judgements.within(gallery.keys, title)
     remark = ""
     if quick:

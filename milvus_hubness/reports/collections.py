@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import span
+from milvus_hubness.basics.texts import describe, span
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
@@ -48,6 +48,7 @@ from milvus_hubness.jobs.common.samples import distinct_samples, missing_bank, r
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
+from milvus_hubness.quality.groups import expect_field
 from milvus_hubness.quality.measures import ONCE_EACH, Sendings
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
@@ -56,6 +57,12 @@ from milvus_hubness.quality.verdict import Figures
 from milvus_hubness.reports import report
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
+
+LACKS_TARGETS = (
+    "tune chose a method for this bank that needs reference items, which are not stored for %r: the biases "
+    "shown are those of the default method"
+)
+"""What is said where a reader has no reference items."""
 
 STAYS = (
     "jobs follow the stored verdict on this bank: {former}. This one does not replace it, as it rests "
@@ -139,6 +146,11 @@ def read_biased(
     kinds = None
     if gallery.biases is not None and state is not None:
         profile = state.profile
+        if recipe.estimator is not None:
+            raise InvalidInput(
+                f"{info.name!r} is corrected, and its biases are those of {describe(profile.estimator)}: "
+                "leave out the method (--method, --param)"
+            )
         biases = gallery.biases
         kinds = _kinds_in_use(info, state, gallery, kind)
         strength = profile.strength
@@ -159,6 +171,9 @@ def read_biased(
         # As jobs follow the verdict.
         default = Choice(default_estimator(by_kind=kinds is not None))
         choice = choice_of(Recipe(bank, estimator=recipe.estimator), verdict, default)
+        if recipe.estimator is None and target_bank is None and choice.estimator.needs_target_bank:
+            log.warning(LACKS_TARGETS, info.name)
+            choice = default
         strength = choice.strength
         biases, activated = computed_biases(
             gallery, bank, target_bank, choice.estimator, choice.gate, kinds
@@ -267,6 +282,29 @@ class Detail(NamedTuple):
     """A scalar field, whose values get their shares of the answers."""
     runs: RunFiles | None = None
     """Files for evaluators, with the rankings and the judgements."""
+    image_field: str | None = None
+    """A scalar field with the images of the rows, which a page shows."""
+
+    def expect_possible(self, gallery: Gallery, title: str) -> None:
+        """Raise InvalidInput for what the rows of a gallery cannot show.
+
+        title: what to call the gallery.
+        """
+        if gallery.layout.multi_vectors:
+            raise InvalidInput(
+                f"the hubs of {title!r} cannot be shown, as its rows have several vectors each: check "
+                "without a page says whether correction helps"
+            )
+        named = {
+            "--slice-by": self.slice_by,
+            "--group-by": self.group_by,
+            "--image-field": self.image_field,
+        }
+        for option, field in named.items():
+            if field is not None:
+                expect_field(gallery.fields, field, option)
+        if self.runs is not None:
+            self.runs.check_keys(gallery.keys)
 
 
 NO_DETAIL = Detail()
@@ -348,11 +386,7 @@ def diagnose_gallery(
     """
     gallery = biased.gallery
     layout = gallery.layout
-    if layout.multi_vectors:
-        raise InvalidInput(
-            f"the hubs of {title!r} cannot be shown, as its rows have several vectors each: check without a "
-            "page says whether correction helps"
-        )
+    detail.expect_possible(gallery, title)
     texts = detail.texts
     runs = detail.runs
     positives = None
@@ -373,7 +407,6 @@ def diagnose_gallery(
 
     run_writer = None
     if runs is not None:
-        runs.check_keys(gallery.keys)
         ids = judged.names if judged is not None else list(map(str, range(len(queries))))
         run_writer = RunWriter(runs, ids, gallery.keys)
 
@@ -515,6 +548,7 @@ def tune_collection(
     measure: str | Measure = R_AT_1,
     replaces: bool = False,
     quick: bool = False,
+    detail: Detail | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuned:
@@ -522,7 +556,8 @@ def tune_collection(
     made on. The verdict is not stored yet.
 
     replaces: whether it takes the place of a stored verdict that rests on more. quick: whether to
-    look at a part only, see `quick_part`; its verdict is not to be stored.
+    look at a part only, see `quick_part`; its verdict is not to be stored. detail: what a diagnosis
+    of these rows is to show, which is looked at before the methods are tried.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -555,6 +590,8 @@ def tune_collection(
     field = field or only_field(info)
     info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
+    if detail is not None:
+        detail.expect_possible(gallery, info.name)
     judged = None if judgements is None else judgements.within(gallery.keys, info.name)
     if quick:
         gallery, bank, remark = quick_part(gallery, bank, judged, seed)

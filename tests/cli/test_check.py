@@ -1,6 +1,7 @@
 """milvus-hubness check: what a new user types first, and what it prints, on files and on a collection."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,76 @@ def test_a_collection_and_its_next_command(shop, run):
     verdict = json.loads(planned.stdout)["plan"]["verdict"]
     assert verdict["verdict"] == "apply"
     assert verdict["choice"] is not None, "that of check, which tries methods"
+
+
+def test_figures_of_very_unequal_weights_are_numbers(shop, run):
+    """A log may count pieces, seconds or bytes."""
+    for largest in (1e20, 1e200):
+        weights = np.where(np.arange(len(ANSWERS[400:])) % 2, largest, 1)
+        np.savez("weighed.npz", query=QUERIES[400:], label=ANSWERS[400:], weight=weights)
+        done = run("check", "photos", "--bank", "past.npy", "--pairs", "weighed.npz")
+        if largest == 1e20:
+            assert done.returncode in (0, 3), done.stderr
+            assert "nan" not in done.stdout
+        else:
+            assert_fails(done, 1, "the weight of pair 1, 3, 5", "from 0 to 1e+20")
+
+
+@pytest.mark.parametrize("keyless", [None, True, [3]], ids=str)
+def test_an_item_without_a_key_is_one_line(shop, run, keyless):
+    rows = [{"vector": item.tolist(), "id": number} for number, item in enumerate(ITEMS[:60])]
+    rows[2]["id"] = keyless
+    Path("items.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for pairs in ((), ("--pairs", "pairs.npz")):
+        done = run("check", "--items", "items.jsonl", "--queries", "past.npy", *pairs)
+        assert_fails(done, 1, "'id' of items.jsonl must hold", repr(keyless), "line 3")
+
+
+def test_right_rows_need_a_key_of_each_item(shop, run):
+    """Only one of several items with a key counted as right, so that the figures were too low."""
+    np.savez("items.npz", vector=ITEMS, product_id=np.arange(len(ITEMS)) // 2)
+    words = ("check", "--items", "items.npz", "--queries", "past.npy", "--metric", "IP")
+    done = run(*words, "--pairs", "pairs.npz")
+    assert_fails(done, 1, "items.npz has several items with the key 0, 1, 2", "--key-column")
+    assert run(*words).returncode == 0, "without right rows, no key is looked up"
+
+
+def next_words(done):
+    """The words of the next command, as it is printed."""
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
+    return shlex.split(line)[2:]
+
+
+@pytest.mark.parametrize("command", ["check", "tune"])
+def test_the_next_command_names_the_reference_items_that_the_method_needs(shop, run, command):
+    named = ("photos", "--bank", "past.npy", "--target-bank", "photos.npy")
+    done = run(command, *named, "--pairs", "pairs.npz")
+    words = next_words(done)
+    assert "--target-bank" in words
+    planned = run(*(word.replace("ALIAS", "live") for word in words), "--json")
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_the_next_command_finds_the_database_of_this_one(shop, run, files):
+    """By its address and its token, where the environment has neither."""
+    (files / "token").write_text("root:secret")
+    database = ("--uri", "shop.db", "--token-file", "token")
+    done = run("check", "photos", "--bank", "past.npy", *database, uri="elsewhere.db")
+    words = next_words(done)
+    assert " ".join(words).endswith("--uri shop.db --token-file token")
+    assert run(*words, uri="elsewhere.db").returncode == 0
+
+
+def test_the_next_check_of_files_has_the_same_keys(shop, run):
+    np.save("foreign.npy", np.ascontiguousarray(QUERIES[:400, ::-1]))
+    keys = [f"photo {number}" for number in range(len(ITEMS))]
+    np.savez("items.npz", vector=ITEMS, id=np.arange(len(ITEMS)), name=keys)
+    np.savez("PAIRS.npz", query=QUERIES[400:], name=np.array(keys)[ANSWERS[400:]])
+    files = ("--items", "items.npz", "--metric", "IP", "--key-column", "name")
+    words = next_words(run("check", *files, "--queries", "foreign.npy"))
+    done = run(*words)
+    assert done.returncode in (0, 3), done.stderr
+    assert "labelled queries" in done.stdout
 
 
 @pytest.mark.parametrize("options", [("check",), ("tune", "--json")], ids=" ".join)

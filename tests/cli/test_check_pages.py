@@ -138,6 +138,38 @@ def test_texts_and_slices_that_are_missing_are_named(pairs, run):
         assert_fails(run(*PAIRS, *options), 1, *words)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--slice-by", "colour"), "choose one of group, id, note with --slice-by"),
+        (("--group-by", "colour"), "choose one of group, id, note with --group-by"),
+        (("--image-field", "colour"), "choose one of group, id, note with --image-field"),
+        (("--save-run", "raw.trec", "corrected.trec"), "the key a 0 cannot be in raw.trec"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_what_the_rows_cannot_show_is_said_before_the_methods_are_tried(
+    pairs, files, run, monkeypatch, options, words
+):
+    """On many rows these take minutes."""
+    monkeypatch.setattr("milvus_hubness.reports.collections.tuning.tune", None)
+    named = PAIRS
+    if "--save-run" in options:
+        keys = np.array([f"a {number}" for number in range(60)])
+        np.savez("items.npz", vector=vectors(np.random.default_rng(4), 60, DIM), key=keys)
+        np.savez("judged.npz", query=np.load("queries.npz")["query"], key=keys[:30])
+        named = ("check", "--items", "items.npz", "--queries", "bank.npy", "--pairs", "judged.npz")
+    assert_fails(run(*named, *options), 1, words)
+    assert not (files / "hubness.html").exists()
+
+
+def test_a_file_of_items_has_no_fields(pairs, run, monkeypatch):
+    monkeypatch.setattr("milvus_hubness.reports.collections.tuning.tune", None)
+    np.save("items.npy", vectors(np.random.default_rng(4), 60, DIM))
+    words = ("check", "--items", "items.npy", "--queries", "bank.npy", "--group-by", "group")
+    assert_fails(run(*words), 1, "no scalar field 'group', nor any other: leave out --group-by")
+
+
 @pytest.fixture
 def photos(files, monkeypatch):
     """A gallery whose correction gains, and pairs that show it."""
@@ -147,6 +179,13 @@ def photos(files, monkeypatch):
     np.save("past.npy", queries[:400])
     np.savez("pairs.npz", queries=queries[400:], label=answers[400:])
     return "check", "photos", "--bank", "past.npy", "--pairs", "pairs.npz"
+
+
+@pytest.mark.parametrize("option", ["--max-skewness", "--min-gain"])
+def test_a_threshold_that_nothing_is_beyond_is_refused(pairs, run, option):
+    done = run(*PAIRS, option, "nan")
+    assert done.returncode == 2
+    assert f"{option} is a number" in done.stderr
 
 
 def test_thresholds_decide_about_the_exit_code(photos, files, run):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from milvus_lite.server_manager import server_manager_instance
+from pymilvus import DataType
 
 import milvus_hubness
 from milvus_hubness import connect
@@ -424,6 +425,59 @@ def test_wrong_usage_ends_with_two(run, arguments):
 
 
 @pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("enable products", name) for name in ("products", "live", "products__bias_a")),
+        *(("migrate run products --alias other", name) for name in ("products", "live", "other")),
+        ("migrate run products", "products_hubness"),
+        ("migrate run products --rename", "products__before_hubness"),
+        *((command, "others__bank") for command in ("enable products", "migrate run products")),
+    ],
+)
+def test_a_plan_knows_where_no_bank_can_be_stored(run, files, command, name):
+    """The run noticed it after it had begun a copy, which stayed."""
+    client = connect("shop.db")
+    client.create_alias("products", "live")
+    plain_collection(client, "others", vectors(np.random.default_rng(1), 60, 2 * DIM), "COSINE")
+    np.save("wide.npy", vectors(np.random.default_rng(2), 40, 2 * DIM))
+    settings = ("--force", "--method", "nnn", "--param", "k=8")
+    assert run("enable", "others", "--bank", "wide.npy", *settings).returncode == 0
+    before = collections(files)
+    for plan in (("--plan",), ()):
+        done = run(*command.split(), "--bank", "bank.npy", *settings, "--bank-name", name, *plan)
+        assert_fails(done, 1, name, "--bank-name")
+    assert collections(files) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("check products --bank bank.npy --metric L2", "--metric"),
+        ("check products --bank bank.npy --key-column sku", "--key-column"),
+        ("tune products --bank bank.npy --key-column sku", "--key-column"),
+        ("enable products --bank bank.npy --key-column sku", "--key-column"),
+        ("migrate run products --bank bank.npy --key-column sku --plan", "--key-column"),
+        ("refresh products --key-column sku", "--key-column"),
+        ("refresh products --bank-column queries", "--bank-column"),
+        ("enable products --bank samples --bank-column queries", "--bank-column"),
+        ("check products --queries bank.npy --bank-column queries", "--bank-column"),
+        ("hubs products --bank bank.npy --alert-budget 0.5", "--alert-budget"),
+        ("hubs products --bank bank.npy --suspicious --queries bank.npy", "--queries"),
+        ("hubs products --bank bank.npy --suspicious --method nnn", "--method"),
+        ("hubs products --bank bank.npy --suspicious --param k=8", "--param"),
+        ("hubs products --on-hub refuse --bank bank.npy", "--bank"),
+        ("hubs products --on-hub refuse --top 3", "--top"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(run, files, command, option):
+    """Who names it takes the figures for those of the option."""
+    done = run(*command.split())
+    assert done.returncode == 2, done.stdout
+    assert option in done.stderr.splitlines()[-1]
+    assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["status"],
@@ -659,6 +713,33 @@ def test_enable_refuses_what_it_cannot_do(files, run):
     )
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
     assert run("enable", "products").returncode == 2
+
+
+def test_status_shows_of_which_field_a_verdict_is(run, files):
+    """One bank may be judged for each of several fields, and be in use for one."""
+    client = connect("shop.db")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    index = client.prepare_index_params()
+    for field in ("image", "title"):
+        schema.add_field(field, DataType.FLOAT_VECTOR, dim=DIM)
+        index.add_index(field, index_type="FLAT", metric_type="IP")
+    client.create_collection("both", schema=schema, index_params=index)
+    items = vectors(np.random.default_rng(3), 60, DIM)
+    client.insert("both", [{"id": i, "image": row, "title": row} for i, row in enumerate(items)])
+    assert run("tune", "both", "--bank", "bank.npy", "--field", "image").returncode == 0
+    assert "verdicts" not in run("status", "both", "--field", "title").stdout
+    assert "verdicts" in run("status", "both", "--field", "image").stdout
+
+    enabled = run("enable", "both", "--bank", "bank.npy", "--field", "title", "--force")
+    assert enabled.returncode == 0, enabled.stderr
+    both = run("status", "both").stdout
+    [image] = [line for line in both.splitlines() if "field image" in line]
+    [title] = [line for line in both.splitlines() if "field title" in line]
+    assert "the bank in use" in title
+    assert "in use" not in image
+    of_image = json.loads(run("status", "both", "--field", "image", "--json").stdout)["status"]
+    assert [verdict["field"] for verdict in of_image["verdicts"]] == ["image"]
 
 
 def test_status_and_plans_show_the_verdict_on_their_bank(run, files):

@@ -9,7 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milvus_hubness import connect
+from milvus_hubness import DualInvertedSoftmax, MilvusStore, QueryBank, connect
+from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.jobs.store.records import TuningRecord
+from milvus_hubness.reports.collections import store_tuned
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import as_distance, plain_collection, similarity, vectors
 
@@ -207,3 +210,35 @@ def test_what_is_wrong_is_said_in_one_line(files, run):
         "bank 'products__bank' has no queries",
         "run refresh",
     )
+
+
+def test_a_method_is_not_that_of_a_corrected_collection(files, run):
+    """Its figures were shown as those of the method that was named."""
+    assert run("migrate", "run", "products", *NNN, "--no-writers", "--force").returncode == 0
+    for words in ((), ("--row", "3"), ("--query", "bank.npy")):
+        done = run("hubs", "products_hubness", *words, "--method", "csls")
+        assert_fails(done, 1, "'products_hubness' is corrected", "NNN(k=4", "--method")
+
+
+@pytest.mark.parametrize("words", [(), ("--row", "3")], ids=" ".join)
+def test_hubs_are_shown_after_a_choice_that_needs_reference_items(files, run, words):
+    """The collection does not have these, and the command takes none."""
+    store = MilvusStore(connect("shop.db"))
+    record = TuningRecord(
+        field="vector",
+        verdict="apply",
+        choice=to_dict(DualInvertedSoftmax()),
+        strength=1.0,
+        reason="labelled queries gain",
+        labelled=True,
+        bank_fingerprint=QueryBank.load("bank.npy").fingerprint,
+        tuned_at="2026-11-30T00:00:00Z",
+    )
+    assert store_tuned(store, "products", record) == ""
+    done = run("hubs", "products", "--bank", "bank.npy", *words)
+    assert done.returncode == 0, done.stderr
+    assert "needs reference items" in done.stderr
+    assert "those of the default method" in done.stderr
+    done = run("hubs", "products", "--bank", "bank.npy", "--method", "dualis")
+    assert done.returncode == 2
+    assert "--target-bank" not in done.stderr

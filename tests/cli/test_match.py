@@ -39,6 +39,14 @@ def test_a_file_has_the_matches_of_the_client(files, run, out):
     assert not list(files.glob("*.parts"))
 
 
+def test_the_matches_never_take_the_place_of_the_queries(files, run):
+    """They are the log of an application, and may be the only copy."""
+    before = (files / "bank.npz").read_bytes()
+    done = run("match", "products", "--queries", "bank.npz", "--out", "./bank.npz")
+    assert_fails(done, 2, "--queries and --out would be the same file")
+    assert (files / "bank.npz").read_bytes() == before
+
+
 def test_it_prints_the_numbers_and_warns(files, run):
     np.save("few.npy", np.load("bank.npy")[:3])
     done = run(

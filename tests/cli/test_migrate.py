@@ -1,6 +1,8 @@
 """milvus-hubness migrate, from the plan to what is left after cleaning up."""
 
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -252,6 +254,31 @@ def test_a_name_that_a_switch_leaves_on_the_source(run, live):
     assert behind(live, "live") == "products_hubness"
     # The rollback has moved this one to the source.
     assert "other still leads to products" in " ".join(moved.stdout.split())
+
+
+def pasted(done, before):
+    """The words of a command that another one printed after a text: a line, or a row of a table."""
+    [text] = re.findall(rf"{before}\s+milvus-hubness (.*?)\s*$", done.stdout, re.M)
+    return shlex.split(text)
+
+
+def test_the_commands_that_a_run_proposes_find_its_database(run, files):
+    """The address is that of an option, as the environment has none."""
+    elsewhere = {"uri": "elsewhere.db"}
+    named = ("--uri", "shop.db")
+    steps = [
+        (("migrate", "run", "products", *BANK, *AT_ONCE), "To switch: "),
+        (("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "live"), "To undo:"),
+        (("migrate", "rollback", "live", *AT_ONCE), "to drop the copy"),
+        (("migrate", "run", "products", *BANK, *AT_ONCE, "--restart", "--rehearse"), "to drop it"),
+    ]
+    for words, before in steps:
+        done = run(*words, *named, **elsewhere)
+        assert done.returncode == 0, done.stderr
+        proposed = pasted(done, before)
+        assert proposed[-2:] == ["--uri", "shop.db"]
+    # The last one, as it is printed.
+    assert "products_hubness" in run(*proposed, **elsewhere).stdout
 
 
 def test_step_by_step_under_the_collections_own_name(run, files):

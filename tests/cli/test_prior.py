@@ -1,6 +1,7 @@
 """A prior from the command line: its weight by tune, plans, jobs, status, and one line for what is wrong."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,51 @@ def test_clicks_may_have_their_keys_in_a_column_of_any_name(shop, run):
     # The pairs have a usual name: the column is that of the clicks.
     tune = ("tune", "photos", "--bank", "neutral.npy", "--pairs", "pairs.npz", *named)
     assert "as a prior of weight" in run(*tune).stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "jsonl", "csv"])
+def test_clicks_need_neither_vectors_nor_ids_of_queries(shop, run, suffix, drawn):
+    """A log of a shop says what was bought, and often nothing else."""
+    keys = drawn[3][500:].tolist()
+    if suffix == "npz":
+        np.savez("log.npz", key=keys)
+    else:
+        row, first = ('{{"key": {}}}\n', "") if suffix == "jsonl" else ("{}\n", "key\n")
+        Path(f"log.{suffix}").write_text(first + "".join(row.format(key) for key in keys))
+    named = ("photos", "--bank", "neutral.npy", "--force", "--prior-weight", "0.2", "--plan")
+    plans = [
+        json.loads(run("enable", *named, "--prior-from", file, "--json").stdout)["plan"]["prior"]
+        for file in (f"log.{suffix}", "clicks.npz")
+    ]
+    assert plans[0] == plans[1]
+    done = run("tune", "photos", "--bank", "neutral.npy", "--pairs", f"log.{suffix}")
+    assert "has no " in done.stderr, "judgements are about queries"
+
+
+def test_the_next_command_has_the_clicks_that_were_tried(shop, run):
+    """No verdict has them, so that the job would leave the prior out."""
+    named = ("--prior-from", "clicks.npz", "--pairs", "pairs.npz")
+    tuned = run("tune", "photos", "--bank", "neutral.npy", *named)
+    [line] = [line for line in tuned.stdout.splitlines() if line.startswith("Next: ")]
+    words = [word.replace("ALIAS", "live") for word in shlex.split(line)[2:]]
+    planned = run(*words, "--json")
+    assert planned.returncode == 0, planned.stderr
+    prior = json.loads(planned.stdout)["plan"]["prior"]
+    assert prior["source"] == "pairs"
+    assert f"The prior: weight {prior['weight']:g} " in tuned.stdout
+
+
+def test_a_weight_of_0_that_tune_chose_is_no_lack_of_a_weight(shop, run):
+    """The plan proposed to run tune as it had just been run."""
+    rng = np.random.default_rng(0)
+    rows = shop.query("photos", filter="id >= 0", output_fields=["*"], limit=ITEMS)
+    shop.upsert("photos", [{**row, "noise": int(rng.integers(1, 99))} for row in rows])
+    tune = ("tune", "photos", "--bank", "neutral.npy", "--prior", "noise")
+    assert "The prior: weight 0 of" in run(*tune, "--pairs", "pairs.npz").stdout
+    options = ("photos", "--bank", "neutral.npy", "--prior", "noise", "--force", "--plan")
+    shown = " ".join(run("migrate", "run", *options).stdout.split())
+    assert "tune found 0 the best on the labelled pairs" in shown
+    assert "run tune with" not in shown
 
 
 def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):

@@ -41,6 +41,33 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("read", "out"),
+    [
+        (("--pairs", "pairs.npz"), "pairs.npz"),
+        (("--pairs", "pairs.html"), "pairs.npz"),
+        (("--pairs", "pairs.npz", "--pairs-queries", "vectors.npz"), "vectors.npz"),
+        (("--pairs", "pairs.npz"), "net.html"),
+    ],
+)
+def test_a_training_never_writes_over_what_it_reads(run, folder, read, out):
+    """Nor its learning curves over the network."""
+    pairs = (folder / "pairs.npz").read_bytes()
+    for name in ("pairs.html", "vectors.npz"):
+        (folder / name).write_bytes(pairs)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = run("quari", "train", *read, "--out", out, *SMALL)
+    assert_fails(done, 2, "would be the same file", "--out")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_network_never_takes_the_place_of_the_weights_that_it_is_made_of(run, folder):
+    weights = (folder / "pairs.npz").read_bytes()
+    done = run("quari", "import-weights", "pairs.npz", "--out", "pairs.npz")
+    assert_fails(done, 2, "WEIGHTS and --out would be the same file")
+    assert (folder / "pairs.npz").read_bytes() == weights
+
+
 def test_a_network_is_trained_and_judged(run, folder):
     done = run(
         "quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--json"
@@ -63,6 +90,13 @@ def test_a_network_is_trained_and_judged(run, folder):
     shown = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--candidates", "5")
     assert f"{100 * found['raw']['R@1']:.1f}" in shown.stdout
     assert "for 5 candidates" in shown.stdout
+
+
+def test_no_more_epochs_are_shown_than_were_allowed(run, folder):
+    """The memory of linear maps is filled after them."""
+    options = ("--pairs", "pairs.npz", "--param", "batch=16", "--param", "epochs=2")
+    shown = run("quari", "train", *options, "--out", "maps.safetensors").stdout
+    assert " 2 of 2, best " in " ".join(shown.split())
 
 
 def test_linear_maps_with_a_memory_are_the_default(run, folder):

@@ -469,8 +469,9 @@ class TestWeights:
         [
             (np.ones(39), "weights of 40 pairs must be 40 numbers"),
             (np.zeros(40), "weights of all pairs are 0"),
-            (np.r_[np.ones(39), -1], "weight of pair 39 must be a number from 0 up"),
-            (np.r_[np.ones(39), np.nan], "weight of pair 39 must be a number from 0 up"),
+            (np.r_[np.ones(39), -1], "weight of pair 39 must be a number from 0 to 1e"),
+            (np.r_[np.ones(39), 1e200], "weight of pair 39 must be a number from 0 to 1e"),
+            (np.r_[np.ones(39), np.nan], "weight of pair 39 must be a number from 0 to 1e"),
             (np.array(["1"] * 40), "must be 40 numbers"),
             (np.ones(40, bool), "must be 40 numbers"),
             ([1.0, None] * 20, "must be 40 numbers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -116,7 +115,7 @@ def rollback(
     facts = {
         "alias": f"{source}, under its own name" if is_renamed else f"{done.alias} -> {source}",
         "carried back": f"{done.carried:,} rows written since the switch",
-        "to drop the copy": f"milvus-hubness migrate clean {quote(source)} --drop {quote(target)}",
+        "to drop the copy": connection.command("migrate", "clean", source, "--drop", target),
     }
     show.show_last(as_json, done.to_dict(), lambda: show_facts(f"\nRolled back: {source}", facts))
 

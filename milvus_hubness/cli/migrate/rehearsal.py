@@ -6,7 +6,6 @@ import resource
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.cli.console import say, show_facts
@@ -54,7 +53,7 @@ def rehearse(
     source = migration.source
     target = migration.target
 
-    to_switch = f"milvus-hubness migrate cutover {quote(source)}"
+    cutover = ("migrate", "cutover", source)
 
     # Linux counts in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -70,11 +69,11 @@ def rehearse(
         "invalid_keys": list(migration.invalid_keys),
         "application": _tried(application, store, migration),
         "cutover": [
-            f"{to_switch} --alias {quote(alias)}: {alias} leads to {target}",
-            f"{to_switch} --rename: {source} becomes "
+            f"{connection.command(*cutover, '--alias', alias)}: {alias} leads to {target}",
+            f"{connection.command(*cutover, '--rename')}: {source} becomes "
             f"{RENAMED.format(source)}, and {source} an alias of {target}",
         ],
-        "clean": f"milvus-hubness migrate clean {quote(source)} --drop {quote(target)}",
+        "clean": connection.command("migrate", "clean", source, "--drop", target),
     }
     show_last(as_json, report, lambda: _show_rehearsal(report, store, migration))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from milvus_hubness.cli.console import can_ask, say, show_result
@@ -75,7 +74,9 @@ def run(
     show_last(
         as_json,
         {**facts, **session.timeline.to_dict()},
-        lambda: _show_outcome(migration, facts, switching, alias_of(store, migration, source)),
+        lambda: _show_outcome(
+            migration, facts, switching, alias_of(store, migration, source), connection
+        ),
     )
 
 
@@ -108,21 +109,25 @@ def plan(
 
 
 def _show_outcome(
-    migration: Migration, facts: dict[str, Any], switching: options.Switching, alias: str
+    migration: Migration,
+    facts: dict[str, Any],
+    switching: options.Switching,
+    alias: str,
+    connection: Connection,
 ) -> None:
     show_migration(migration, facts)
-    source, target = quote(migration.source), quote(migration.target)
+    source = migration.source
     if migration.phase == "verified":
         say("\nNo name was moved: applications read the source.")
         alias = switching.alias or alias
-        option = "--rename" if switching.rename else f"--alias {quote(alias)}"
+        option = ["--rename"] if switching.rename else ["--alias", alias]
         # Each on one line, to be copied.
-        say(f"To switch:  milvus-hubness migrate cutover {source} {option}")
+        say(f"To switch:  {connection.command('migrate', 'cutover', source, *option)}")
         if alias == NO_ALIAS and not switching.rename:
             say(f"            {ALIAS_WORDS}")
-        say(f"To drop it: milvus-hubness migrate clean {source} --drop {target}")
+        clean = connection.command("migrate", "clean", source, "--drop", migration.target)
+        say(f"To drop it: {clean}")
     elif migration.phase == "switched":
         # By the moved name: a refresh may have moved it on to another copy.
-        say(
-            f"\nTo undo: milvus-hubness migrate rollback {quote(migration.alias or migration.target)}"
-        )
+        name = migration.alias or migration.target
+        say(f"\nTo undo: {connection.command('migrate', 'rollback', name)}")

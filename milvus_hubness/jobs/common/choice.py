@@ -212,7 +212,7 @@ def chosen(
     prior = on_gallery(store, info, prior, progress=progress)
     remarks = (
         *_verdict_remarks(verdict, info, judging, is_followed=is_followed),
-        *filter(None, [prior.remark]),
+        *filter(None, [prior.remark(verdict)]),
         *kinds.remarks,
         *_kind_remarks(info, field, bank, recipe.kind, kinds.rule),
     )

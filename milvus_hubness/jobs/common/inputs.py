@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +47,9 @@ from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
+
+NAMED = 3
+"""Most keys that a message names."""
 
 COLLECTION_PREFIX = "collection:"
 """With this begins the name of a bank that is read from a collection, not from a file."""
@@ -280,7 +285,7 @@ def read_items(path: str | os.PathLike[str], metric: str, key_column: str | None
         of_keys = key_named(others, str(path), key_column, holds_vectors=columns.holds_vectors)
         keys = None
         if of_keys is not None:
-            keys = [str(key) if isinstance(key, float) else key for key in columns.values(of_keys)]
+            keys = _checked_keys(columns, of_keys)
         elif texts := _like_keys(columns, others, len(vectors)):
             log.warning(
                 "%s has no column of keys, so its rows are numbered from 0: if %s has the keys, name "
@@ -290,6 +295,29 @@ def read_items(path: str | os.PathLike[str], metric: str, key_column: str | None
                 KEY_OPTION,
             )
     return gallery_of(vectors, metric, keys, str(path))
+
+
+def _checked_keys(columns: Columns, name: str) -> list[Key]:
+    """Return the keys of items. Raises InvalidInput for a value that is no key."""
+    keys = [str(key) if isinstance(key, float) else key for key in columns.values(name)]
+    for row, key in enumerate(keys):
+        if isinstance(key, bool) or not isinstance(key, int | str):
+            raise InvalidInput(
+                f"{name!r} of {columns.source} must hold whole numbers or texts, not "
+                f"{reprlib.repr(key)} ({columns.place(row)}): correct it, or name another column with "
+                f"{KEY_OPTION}"
+            )
+    return keys
+
+
+def expect_distinct(keys: Sequence[Key], source: str) -> None:
+    """Raise InvalidInput if several items have one key, as only one of them would count as it."""
+    repeated = [key for key, count in Counter(keys).items() if count > 1]
+    if repeated:
+        raise InvalidInput(
+            f"{source} has several items with the key {name_some(repeated, NAMED)}: give each a key of "
+            f"its own, or name another column with {KEY_OPTION}"
+        )
 
 
 def _like_keys(columns: Columns, names: Sequence[str], count: int) -> list[str]:

@@ -155,9 +155,17 @@ class QueryVectors:
 
 
 def read_rows(
-    path: Path, text_column: str | None = None, key_column: str | None = None
+    path: Path,
+    text_column: str | None = None,
+    key_column: str | None = None,
+    *,
+    needs_queries: bool = True,
 ) -> JudgedRows:
-    """Return the rows of a file of judgements. Raises UnreadableFile, InvalidInput."""
+    """Return the rows of a file of judgements.
+
+    needs_queries: whether the file must say, by vectors or ids, which query a row is about. Raises
+    UnreadableFile, InvalidInput.
+    """
     if path.is_dir():
         path = qrels_of_folder(path)
     for is_this, read in (
@@ -171,7 +179,7 @@ def read_rows(
         if is_this:
             return read(path)
     with _open_columns(path, key=key_column) as columns:
-        return columns.rows(text_column)
+        return columns.rows(text_column, needs_queries=needs_queries)
 
 
 def rows_of_frame(frame: Any, text_column: str | None = None) -> JudgedRows:
@@ -410,10 +418,11 @@ class JudgedColumns:
         """Return the ids of the queries as texts. Raises InvalidInput."""
         return _checked_ids(self.read(QUERY_ID_COLUMN), self)
 
-    def rows(self, text_column: str | None) -> JudgedRows:
-        """Return the rows. Raises InvalidInput."""
+    def rows(self, text_column: str | None, *, needs_queries: bool = True) -> JudgedRows:
+        """Return the rows, as `read_rows` does. Raises InvalidInput."""
         # Without ids, a missing column of vectors is the fault to name.
-        has_vectors = self.has(QUERY_COLUMN) or not self.has(QUERY_ID_COLUMN)
+        is_lacking = needs_queries and not self.has(QUERY_ID_COLUMN)
+        has_vectors = self.has(QUERY_COLUMN) or is_lacking
         queries = self.load_queries() if has_vectors else None
         keys = _checked_keys(self.read(KEY_COLUMN), self)
         if queries is not None and len(keys) != len(queries):

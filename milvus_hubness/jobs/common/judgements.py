@@ -346,13 +346,13 @@ def read_clicks(path: str | os.PathLike[str], key_column: str | None = None) -> 
     it by their grades. The vectors of queries are not needed. key_column: as in `Judgements.load`.
     Raises UnreadableFile, InvalidInput.
     """
-    rows = read_rows(Path(path), key_column=key_column)
+    rows = read_rows(Path(path), key_column=key_column, needs_queries=False)
     shares = [_shares(rows, row) for row in range(len(rows.keys))]
     clicks = _summed(
         [list(of_row) for of_row in shares], [list(of_row.values()) for of_row in shares]
     )
     if not clicks:
-        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
+        raise InvalidInput(_why_no_right_row(rows))
     return clicks
 
 
@@ -400,7 +400,7 @@ def _merged(rows: JudgedRows) -> Judgements:
     _require_one_vector_each(rows, judged)
     answered = [query for query in judged.values() if query.grades]
     if not answered:
-        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
+        raise InvalidInput(_why_no_right_row(rows))
 
     reasons = []
     if len(answered) < len(judged):
@@ -432,6 +432,15 @@ def _merged(rows: JudgedRows) -> Judgements:
         texts=None if rows.texts is None else [rows.texts[number] for number in numbers],
         left_out=(*rows.left_out, *_logged(reasons)),
     )
+
+
+def _why_no_right_row(rows: JudgedRows) -> str:
+    """Return why no row of a source names a right one."""
+    if not any(rows.keys):
+        return (
+            f"no right row in {rows.source}: no row has a key: write the keys of right rows into it"
+        )
+    return f"no right row in {rows.source}: all its grades are 0 or less"
 
 
 def _identities(rows: JudgedRows) -> Sequence[str | bytes]:

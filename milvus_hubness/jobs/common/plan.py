@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.choice import Chosen
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.store.protocols import Store
@@ -48,6 +48,14 @@ class Draft:
     def vector(self) -> VectorField:
         """The field as the database describes it."""
         return self.source.vector_fields[self.field]
+
+    def expect_bank_apart(self, *names: str | None) -> None:
+        """Raise InvalidInput if the bank would have one of these names, which the job gives away too."""
+        if self.bank_collection in names:
+            raise InvalidInput(
+                f"{self.bank_collection!r} cannot be the bank, as this job uses the name itself: choose "
+                "another one with --bank-name"
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -123,11 +123,16 @@ class ChosenPrior:
             return np.zeros(len(rows.keys))
         return self.prior.values_of(rows, self.clicks)
 
-    @property
-    def remark(self) -> str:
-        """What the user should know of it; empty if it has a weight."""
+    def remark(self, verdict: TuningRecord | None) -> str:
+        """Return what the user should know of it; empty if it has a weight. verdict: on the bank."""
         if self.prior is None or self.prior.weight:
             return ""
+        tuned = verdict.prior if verdict is not None and verdict.labelled else None
+        if tuned is not None and tuned.subject == self.prior.subject and not tuned.weight:
+            return (
+                f"the prior from {self.prior.words} changes nothing: of all weights, tune found 0 the best "
+                "on the labelled pairs"
+            )
         return (
             f"no weight for the prior from {self.prior.words}, which changes nothing so far: run "
             "tune with --prior and labelled pairs, or pass --prior-weight"

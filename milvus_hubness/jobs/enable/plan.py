@@ -121,6 +121,7 @@ class Beside(Body[PlannedBeside]):
         side = None
         if isinstance(store, SideCollections):
             side = _free_side(store, info, draft.suffix)
+            draft.expect_bank_apart(*sides_of(side))
         else:
             capability(store, BiasKeys)
 

@@ -32,7 +32,7 @@ from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
+from milvus_hubness.jobs.migration.ledger import RENAMED, Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
     SAMPLE_ROWS,
     Estimates,
@@ -221,6 +221,8 @@ class Copy(Body[PlannedCopy]):
         # One that is derived from the source's is as good as it.
         validate_new_names(store, self.target)
         target = self.target or f"{info.name}_hubness"
+        renamed = RENAMED.format(info.name) if self.rename else None
+        draft.expect_bank_apart(target, self.alias, renamed)
         unfinished = _unfinished(store, info, target, restart=self.restart)
         if self.alias or self.rename:
             chosen_switch(store, info.name, target, self.alias, self.rename)

@@ -246,7 +246,7 @@ def plan_refresh(
         reasons.append(_method_reason(choice.estimator, profile, tuned))
     if choice.gate != profile.gate:
         reasons.append("the gate changed")
-    if reason := _prior_reason(prior, former):
+    if reason := _prior_reason(prior, former, prior_verdict):
         reasons.append(reason)
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
@@ -330,10 +330,11 @@ def _measured_prior(
     return on_gallery(store, info, chosen, is_new=is_new, progress=options.progress)
 
 
-def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
+def _prior_reason(new: ChosenPrior, former: ChosenPrior, verdict: TuningRecord | None) -> str:
     """Return why a prior demands new biases; empty if it does not."""
     if new.arguments != former.arguments:
-        return f"the prior changed; {remark}" if (remark := new.remark) else "the prior changed"
+        remark = new.remark(verdict)
+        return f"the prior changed; {remark}" if remark else "the prior changed"
     if new.prior is None or former.prior is None or new.prior.digest == former.prior.digest:
         return ""
     if new.prior.source == "field":

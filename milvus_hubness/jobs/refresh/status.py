@@ -121,7 +121,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         "aliases": info.aliases,
         "corrected_fields": tuple(info.states),
         "leftovers": _leftovers(store, info),
-        "verdicts": _verdicts(info),
+        "verdicts": _verdicts(info, field),
     }
     if state is None:
         return Status(**whole, corrected=False)
@@ -176,8 +176,8 @@ def _leftovers(store: Store, info: CollectionInfo) -> tuple[str, ...]:
     return tuple(sorted(dropping | {*left_helpers(store, info)}))
 
 
-def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
-    """Return the verdicts on banks as plain data."""
+def _verdicts(info: CollectionInfo, field: str | None) -> tuple[dict[str, Any], ...]:
+    """Return the verdicts on banks as plain data: those of this field, or of all if none is named."""
     shown = {
         "field",
         "verdict",
@@ -190,6 +190,8 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
     }
     verdicts = []
     for record in info.verdicts.records:
+        if field not in (None, record.field):
+            continue
         state = info.states.get(record.field)
         in_use = (
             state is not None

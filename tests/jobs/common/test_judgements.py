@@ -437,6 +437,11 @@ BAD = {
     ),
     "keys that are no keys": ("a.parquet", lambda p: bad_table(p, key=[1.5, 2.0, 3.0]), "not 1.5"),
     "keys of keys": ("a.parquet", lambda p: bad_table(p, key=[[[1]], [[2]], [[3]]]), r"not \[1\]"),
+    "lists without a key": (
+        "a.parquet",
+        lambda p: bad_table(p, key=pa.array([[], [], []], pa.list_(pa.int64()))),
+        "^no right row in a.parquet: no row has a key",
+    ),
     "no keys": ("a.parquet", lambda p: bad_table(p, key=None), "has no column 'key'"),
     "texts for vectors": ("a.parquet", lambda p: bad_table(p, query=["a", "b", "c"]), "not string"),
     "neither vectors nor ids": ("a.parquet", lambda p: bad_table(p, query=None), "column 'query'"),
