@@ -177,6 +177,21 @@ def test_a_copy_to_which_a_name_is_moving_is_not_made_anew(unmigrated):
     assert_in_use(live, done.target)
 
 
+def test_the_name_of_a_copy_that_was_being_dropped_is_not_given_to_another_at_once(unmigrated):
+    class Killed(MilvusStore):
+        def rename(self, collection, name):
+            raise StoreError("killed")
+
+    live = unmigrated
+    copy = migrate(live.store, planned(live)).target
+    with pytest.raises(StoreError, match="killed"):
+        clean(Killed(live.backend.client()), live.source, drop=copy)
+    with pytest.raises(WrongPhase, match="repeat the command for a new copy"):
+        migrate(live.store, planned(live))
+    assert not live.store.exists(copy), "what the call that is under way would rename"
+    assert migrate(live.store, planned(live)).target == copy
+
+
 def test_a_name_that_is_moving_to_one_copy_does_not_move_to_another(unmigrated):
     live = unmigrated
     first, second = (

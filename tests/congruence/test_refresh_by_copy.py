@@ -165,7 +165,7 @@ def test_another_bank_takes_its_place(live, monkeypatch):
     done = refresh(live.store, live.alias, QueryBank(third))
     assert done.action == "full"
     live.assert_found(third)
-    assert done.collection == f"{live.name}_r2"
+    assert done.collection == f"{live.name}_r3"
     assert [
         each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name
     ] == [done.collection]

@@ -102,7 +102,8 @@ def migrate(
 
     Raises InvalidParameter, also for a plan of `enable`, CorrectionNotRecommended if the plan demands a
     verdict for the bank and has one against it, ResumeRefused if the plan or the source's schema differs
-    from that of the earlier run, WrongPhase while the source's own name moves to another copy or back,
+    from that of the earlier run, WrongPhase while the source's own name moves to another copy or back, or
+    once an interrupted `clean` is carried out,
     LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate, StoreError before anything is
     written if the user lacks a right that every copy takes, and the exceptions of the store.
     """
@@ -127,6 +128,12 @@ def migrate(
                 # A call that moves a name to this copy must not find the next one, of the same name.
                 earlier.expect_no_move()
             drop_copy(lease, ledger, earlier)
+        if is_left:
+            # A call of the interrupted `clean` may still be under way, which drops a copy of this name.
+            raise WrongPhase(
+                f"what an interrupted clean had left of {target!r} is dropped now, and nothing else was "
+                "done: repeat the command for a new copy"
+            )
 
         migrator = Migrator(lease, begun(ledger, plan), options)
         return migrator.run(plan, alias=request.alias, rename=request.rename)

@@ -285,9 +285,9 @@ class ByCopy(Refreshing):
         )
 
     def _drop_unfinished(self) -> str:
-        """Drop the copy of a killed refresh, whose biases are not wanted any more. Return its name if a
-        call that moves a name to it may still be under way, which the next copy must not receive; else
-        "".
+        """Drop the copy of a killed refresh, whose biases are not wanted any more. Return its name, "" for
+        none: the next copy must not have it, as a call may be under way that moves a name to it, or
+        drops it.
         """
         migrations = Ledger(self.store).migrations(self.info.name)
         left = unfinished(self.store, migrations, self.info, self.state.field)
@@ -296,7 +296,7 @@ class ByCopy(Refreshing):
         self.lease.check()
         self.lease.include(left.target)
         drop_copy(self.lease, Ledger(self.store), left)
-        return left.target if left.moving else ""
+        return left.target
 
     def _copied(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         """Make the copy with the new biases, and let it take over the names."""
