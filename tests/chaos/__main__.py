@@ -91,7 +91,10 @@ def _add_overlaps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=OVERLAP_BACKENDS, default="lite")
     parser.add_argument("--plan", choices=PLANS, default="")
     parser.add_argument(
-        "--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"'
+        "--call",
+        default="",
+        help='that is held, as a line shows it: "request of Upsert 2 _src"; or "names": each that moves a '
+        "name or drops a collection, with each second command, whatever the plan",
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="in benchmarks/results/chaos.json")
@@ -106,12 +109,13 @@ def _run_overlaps(chosen: argparse.Namespace) -> bool:
     parts = [trials[i : i + TRIALS_PER_SERVER] for i in range(0, len(trials), TRIALS_PER_SERVER)]
     if len(parts) < chosen.workers:
         parts = [part for i in range(chosen.workers) if (part := trials[i :: chosen.workers])]
+    kinds_of = {kind: {trial.kind for trial in by_kind[kind]} for kind in by_kind}
     outcomes: list[Outcome] = []
     with _pool(chosen.workers) as pool:
         for done in as_completed([pool.submit(run_part, part) for part in parts]):
             outcomes += done.result()
     found = {
-        kind: _overlap_summary([each for each in outcomes if each.trial in by_kind[kind]])
+        kind: _overlap_summary([each for each in outcomes if each.trial.kind in kinds_of[kind]])
         for kind in by_kind
     }
     for kind, facts in found.items():

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ PLANS = {
 ROW_WRITES = {"Insert", "Upsert", "Delete", "UpdateVectors", "SetPayload", "DeletePayload", "Batch"}
 OTHER_ROWS = "__bank"
 CHANGES = (*sorted(ROW_WRITES), "Alter", "Create", "Drop", "Rename", "Load", "Release", "Flush")
+NAME_CHANGES = ("AlterAlias", "RenameCollection", "DropCollection")
+NAMES = "names"
+"""As the `call` of a trial: each call in turn that moves a name, or renames or drops a collection."""
 SHARES = {"rows": 60, "changes": 28, "reads": 12}
 """Of the calls that are drawn: writes of rows of the collections, other changes, and all others."""
 
@@ -45,7 +48,8 @@ SHARES = {"rows": 60, "changes": 28, "reads": 12}
 class Trial:
     """One trial is what its seed, its kind and its backend say. plan: one of PLANS, "" to draw it; likewise
     `second`, the place of the second command among those of the kind, `skewed`, and `call`: the call that is
-    held, as "request of Upsert 2 _src_hubness", in place of one that is drawn of all that the job makes."""
+    held, as "request of Upsert 2 _src_hubness", in place of one that is drawn of all that the job makes; or
+    NAMES, for as many trials as there are such calls and second commands."""
 
     seed: int
     kind: str
@@ -132,6 +136,24 @@ def _drawn(rng: random.Random, calls: tuple[tuple[str, str, int], ...]) -> tuple
     return rng.choice(groups[group])
 
 
+def late_changes_of_names(trial: Trial, uri: str, folder: Path) -> list[Trial]:
+    """Return a trial for each call of a kind that no alias can fence, with each second command: it arrives
+    after that."""
+    calls = typical_calls(Trial(0, trial.kind, trial.backend), uri, folder)
+    return [
+        replace(
+            trial,
+            plan="take over",
+            second=second,
+            skewed=False,
+            call=f"request of {method} {number} {name or '-'}",
+        )
+        for method, name, number in calls
+        if method.startswith(NAME_CHANGES)
+        for second in range(len(kind_of(trial).seconds))
+    ]
+
+
 def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
     """What happened."""
     outcome, began = Outcome(trial), time.monotonic()
@@ -161,10 +183,14 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
         tempfile.TemporaryDirectory(prefix="chaos-") as folder,
         _served(trials[0].backend, Path(folder)) as uri,
     ):
-        for trial in trials:
-            outcomes.append(run_trial(trial, uri, Path(folder)))
-            sys.stdout.write(outcomes[-1].line + "\n")
-            sys.stdout.flush()
+        for drawn in trials:
+            whole = [drawn]
+            if drawn.call == NAMES:
+                whole = late_changes_of_names(drawn, uri, Path(folder))
+            for trial in whole:
+                outcomes.append(run_trial(trial, uri, Path(folder)))
+                sys.stdout.write(outcomes[-1].line + "\n")
+                sys.stdout.flush()
     return outcomes
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.kinds import KINDS
-from tests.chaos.overlaps import Trial, run_trial
+from tests.chaos.overlaps import NAMES, Trial, late_changes_of_names, run_trial
 
 TAKEOVERS = {
     "refresh": "request of Upsert 3 _src_hubness_r2",
@@ -39,6 +39,16 @@ def test_a_write_is_delivered_twice(uri, tmp_path, plan, seed):
     assert_passes(
         Trial(seed, "refresh", "lite", plan, skewed=False, call=TAKEOVERS["refresh"]), uri, tmp_path
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["refresh", "rollback", "clean"])
+def test_a_change_of_a_name_arrives_after_another_job(uri, tmp_path, kind):
+    trials = late_changes_of_names(Trial(19, kind, "lite", call=NAMES), uri, tmp_path)
+    assert trials
+    for trial in trials:
+        outcome = run_trial(trial, uri, tmp_path)
+        assert not outcome.problem, outcome.line
 
 
 @pytest.mark.long

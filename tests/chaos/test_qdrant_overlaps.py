@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chaos.overlaps import Trial, run_trial
+from tests.chaos.overlaps import NAMES, Trial, late_changes_of_names, run_trial
 from tests.chaos.qdrant_overlaps import QDRANT_KINDS, qdrant
 from tests.support.servers import QdrantServer
 
@@ -18,6 +18,20 @@ def test_any_request_is_held(tmp_path, backend, kind, plan, seed):
     with qdrant(backend) as uri:
         outcome = run_trial(Trial(seed, kind, backend, plan), uri, tmp_path)
     assert not outcome.problem, outcome.line
+
+
+def test_a_copy_is_dropped_after_another_job(tmp_path):
+    with qdrant("qdrant-strict") as uri:
+        trial = Trial(19, "clean", "qdrant-strict", call=NAMES)
+        drops = [
+            each
+            for each in late_changes_of_names(trial, uri, tmp_path)
+            if each.call.startswith("request of DropCollection")
+        ]
+        assert drops
+        for drop in drops:
+            outcome = run_trial(drop, uri, tmp_path)
+            assert not outcome.problem, outcome.line
 
 
 def test_a_server_serves_them_too(tmp_path):
