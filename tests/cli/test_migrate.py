@@ -257,8 +257,10 @@ def test_a_name_that_a_switch_leaves_on_the_source(run, live):
 
 
 def pasted(done, before):
-    """The words of a command that another one printed after a text: a line, or a row of a table."""
-    [text] = re.findall(rf"{before}\s+milvus-hubness (.*?)\s*$", done.stdout, re.M)
+    """The words of a command that another one printed after a text: a line, or a row of a table, which a
+    narrow terminal folds. It ends with an address."""
+    printed = " ".join(done.stdout.split())
+    [text] = re.findall(rf"{before}\s*milvus-hubness (.*?--uri \S+)", printed)
     return shlex.split(text)
 
 

@@ -113,15 +113,15 @@ def offset_in(options: Mapping[str, Any], params: Mapping[str, Any]) -> int:
 
 
 def expect_limit(limit: Any) -> None:
-    """Raises ParamError, as pymilvus does, unless `limit` is a whole number of at least 1."""
+    """Raise ParamError, as pymilvus does, unless `limit` is a whole number of at least 1."""
     check_pass_param(limit=limit)
 
 
 def page_of(limit: int, offset: int) -> slice:
     """Return the ranks of the hits to return, where the client or the proxy ranks them.
 
-    Raises InvalidParameter for a page that begins before the first hit or has none: no server sees
-    these numbers, and Python counts negative ones from the end.
+    No server sees these numbers, and a slice counts negative ones from the end. Raises
+    InvalidParameter for a page that begins before the first hit or has none.
     """
     if limit < 1 or offset < 0:
         raise InvalidParameter(

@@ -27,7 +27,7 @@ _SIMPLE = (str, int, float, type(None))
 def _json_of(value: Any) -> str:
     """Return a value as JSON, as an insert writes it: with NumPy's numbers as numbers, and NaN as null.
 
-    Raises TypeError, and DataNotMatchException for keys that are no texts.
+    Raises TypeError, and MilvusException for keys that are no texts.
     """
     if isinstance(value, str):
         return json.dumps(value)
