@@ -183,11 +183,11 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
         tempfile.TemporaryDirectory(prefix="chaos-") as folder,
         _served(trials[0].backend, Path(folder)) as uri,
     ):
-        for drawn in trials:
-            whole = [drawn]
-            if drawn.call == NAMES:
-                whole = late_changes_of_names(drawn, uri, Path(folder))
-            for trial in whole:
+        for requested in trials:
+            expanded = [requested]
+            if requested.call == NAMES:
+                expanded = late_changes_of_names(requested, uri, Path(folder))
+            for trial in expanded:
                 outcomes.append(run_trial(trial, uri, Path(folder)))
                 sys.stdout.write(outcomes[-1].line + "\n")
                 sys.stdout.flush()

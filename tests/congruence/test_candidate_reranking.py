@@ -159,8 +159,10 @@ def test_merged_requests_need_as_many_queries_as_each_other(enabled):
         AnnSearchRequest(list(enabled.queries[:count]), "vector", {}, 5) for count in (1, 2)
     )
     for parts in ([one, two], [two, one]):
-        with pytest.raises(MilvusException):
-            enabled.plain.hybrid_search(enabled.name, parts, RRFRanker())
+        # Milvus 2.3.5 has no hybrid search of its own.
+        if enabled.backend.is_lite:
+            with pytest.raises(MilvusException):
+                enabled.plain.hybrid_search(enabled.name, parts, RRFRanker())
         with pytest.raises(InvalidInput, match="queries: give each request"):
             enabled.client.hybrid_search(enabled.name, parts, RRFRanker())
 
@@ -180,7 +182,9 @@ def test_a_merged_search_without_a_ranker_goes_by_ranks(enabled):
 def test_the_offset_of_a_part_has_no_effect_on_merged_answers_either(enabled):
     at_end = AnnSearchRequest([enabled.queries[0]], "vector", {"offset": 2}, 5)
     parts = asked_together(enabled.queries)
-    for client in (enabled.plain, enabled.client):
+    # Milvus 2.3.5 has no hybrid search of its own.
+    clients = (enabled.plain, enabled.client) if enabled.backend.is_lite else (enabled.client,)
+    for client in clients:
         moved, expected = (
             client.hybrid_search(enabled.name, [first, parts[1]], RRFRanker())
             for first in (at_end, parts[0])

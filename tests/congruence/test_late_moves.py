@@ -67,13 +67,8 @@ class UnderWay:
         return False
 
 
-def to_bank(live, seed=5):
-    return QueryBank(vectors(np.random.default_rng(seed), 40, DIM))
-
-
-def write(live, key, name=None):
-    live.client.upsert(name or live.alias, [{"id": key, "vector": live.query[0], "group": 1}])
-    live.rows[key] = live.query[0]
+def third_bank():
+    return QueryBank(vectors(np.random.default_rng(5), 40, DIM))
 
 
 def assert_in_use(live, collection):
@@ -85,20 +80,22 @@ def assert_in_use(live, collection):
 def test_the_copy_of_a_killed_refresh_goes_before_another_is_made_and_no_name_can_move_to_it(live):
     under_way = UnderWay(live, lambda store: refresh(store, live.alias, QueryBank(live.other)))
     _, first_copy = under_way.call
-    done = refresh(live.store, live.alias, to_bank(live))
-    write(live, 9001)
+    done = refresh(live.store, live.alias, third_bank())
+    live.put(9001)
     assert not under_way.arrive()
     assert done.collection != first_copy
     assert_in_use(live, done.collection)
 
 
-def test_a_forced_repetition_makes_a_copy_of_its_own(live):
+def test_a_repetition_goes_on_with_the_copy_to_which_the_name_may_move(live):
     again = {"recipe": QueryBank(live.other), "force": True}
     under_way = UnderWay(live, lambda store: refresh(store, live.alias, **again))
+    _, copy = under_way.call
     done = refresh(live.store, live.alias, **again)
-    write(live, 9001)
-    under_way.arrive()
-    assert_in_use(live, done.collection)
+    assert done.collection == copy
+    live.put(9001)
+    assert under_way.arrive()
+    assert_in_use(live, copy)
 
 
 def test_a_rollback_drops_the_copy_of_a_killed_refresh(migrated):
@@ -106,7 +103,7 @@ def test_a_rollback_drops_the_copy_of_a_killed_refresh(migrated):
     under_way = UnderWay(live, lambda store: refresh(store, live.alias, QueryBank(live.other)))
     _, copy = under_way.call
     source = rollback(live.store, live.alias).source
-    write(live, 9001)
+    live.put(9001)
     assert not under_way.arrive()
     assert not live.store.exists(copy)
     assert_in_use(live, source)
@@ -116,11 +113,11 @@ def test_who_ends_a_killed_rollback_leaves_the_name_there(live):
     refresh(live.store, live.alias, QueryBank(live.other))
     under_way = UnderWay(live, lambda store: rollback(store, live.alias))
     with pytest.raises(WrongPhase, match="repeat the command for the new biases"):
-        refresh(live.store, live.alias, to_bank(live))
-    write(live, 9001)
+        refresh(live.store, live.alias, third_bank())
+    live.put(9001)
     assert under_way.arrive()
     assert_in_use(live, live.name)
-    done = refresh(live.store, live.alias, to_bank(live))
+    done = refresh(live.store, live.alias, third_bank())
     assert_in_use(live, done.collection)
 
 
@@ -131,7 +128,7 @@ def test_who_moves_the_names_that_are_left_leaves_all_of_them_there(live):
         live, lambda store: refresh(store, live.alias, QueryBank(live.other)), moves=1
     )
     with pytest.raises(WrongPhase, match="repeat the command for the new biases"):
-        refresh(live.store, live.alias, to_bank(live))
+        refresh(live.store, live.alias, third_bank())
     assert under_way.arrive()
     _, copy = under_way.call
     assert live.store.alias_target(second) == copy
@@ -172,7 +169,7 @@ def test_a_copy_to_which_a_name_is_moving_is_not_made_anew(unmigrated):
     with pytest.raises(WrongPhase, match=f"'{live.alias}' is moving between .* without --restart"):
         migrate(live.store, anew)
     done = resume(live.store, live.source, alias=live.alias)
-    write(live, 9001)
+    live.put(9001)
     assert under_way.arrive()
     assert_in_use(live, done.target)
 
@@ -202,6 +199,6 @@ def test_a_name_that_is_moving_to_one_copy_does_not_move_to_another(unmigrated):
     with pytest.raises(WrongPhase, match=f"'{live.alias}' is moving between"):
         cutover(live.store, second, alias=live.alias)
     cutover(live.store, first, alias=live.alias)
-    write(live, 9001)
+    live.put(9001)
     assert under_way.arrive()
     assert_in_use(live, first)

@@ -76,11 +76,6 @@ def third_bank(live):
     return QueryBank(vectors(np.random.default_rng(5), 40, DIM))
 
 
-def write(live, key, name=None):
-    live.client.upsert(name or live.alias, [{"id": key, "vector": live.query[0], "group": 1}])
-    live.rows[key] = live.query[0]
-
-
 def assert_nothing_lost(live):
     assert set(live.read()) == set(live.rows)
 
@@ -91,13 +86,13 @@ def assert_nothing_lost(live):
 def test_a_refresh_after_a_killed_rollback_ends_that_first(live):
     refresh(live.store, live.alias, QueryBank(live.other))
     killed(live, lambda store: rollback(store, live.alias))
-    write(live, 9001)
+    live.put(9001)
     with pytest.raises(WrongPhase, match="repeat the command"):
         refresh(live.store, live.alias, third_bank(live))
     assert_nothing_lost(live)
     done = refresh(live.store, live.alias, third_bank(live))
     assert done.former_copy == live.name, "the rollback was carried out"
-    write(live, 9002)
+    live.put(9002)
     assert_nothing_lost(live)
     assert rollback(live.store, live.alias).source == live.name
     assert_nothing_lost(live)
@@ -118,9 +113,9 @@ def test_a_switch_that_is_carried_on_after_other_moves_compares_again(migrated):
     [source] = {m.source for m in Ledger(live.store).migrations() if m.target == live.name}
     killed(live, lambda store: refresh(store, live.alias, QueryBank(live.other)))
     assert rollback(live.store, live.alias).source == source
-    write(live, 9001)
+    live.put(9001)
     resume(live.store, source, alias=live.alias)
-    write(live, 9002)
+    live.put(9002)
     refresh(live.store, live.alias)
     assert_nothing_lost(live)
 
@@ -255,7 +250,7 @@ def test_half_a_rollback_ends_before_a_refresh_by_the_other_alias(live):
     with pytest.raises(WrongPhase, match="repeat the command"):
         refresh(live.store, ahead, third_bank(live))
     assert live.store.alias_target(ahead) == live.store.alias_target(back) == live.name
-    write(live, 9001, ahead)
+    live.put(9001, ahead)
     assert live.client.query(back, filter="id == 9001", consistency_level="Strong")
 
 
@@ -347,7 +342,7 @@ def test_an_alias_that_a_copy_was_given_goes_back_with_the_others(live):
     live.store.point_alias(alias, done.collection)
     rollback(live.store, live.alias)
     assert live.store.alias_target(alias) == live.name
-    write(live, 9001)
+    live.put(9001)
     assert live.client.query(alias, filter="id == 9001", consistency_level="Strong")
 
 

@@ -50,6 +50,11 @@ class Live:
         found = {hit["id"]: hit["distance"] for hit in hits}
         np.testing.assert_allclose([found[key] for key in self.rows], wanted, atol=3e-5)
 
+    def put(self, key, name=None):
+        """Write a row with the vector of the query, by the alias or another name."""
+        self.client.upsert(name or self.alias, [{"id": key, "vector": self.query[0], "group": 1}])
+        self.rows[key] = self.query[0]
+
     def write(self):
         rng = np.random.default_rng(len(self.rows))
         fresh = vectors(rng, 3, DIM)

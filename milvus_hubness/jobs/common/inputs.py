@@ -48,9 +48,6 @@ from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
-NAMED = 3
-"""Most keys that a message names."""
-
 COLLECTION_PREFIX = "collection:"
 """With this begins the name of a bank that is read from a collection, not from a file."""
 
@@ -315,7 +312,7 @@ def expect_distinct(keys: Sequence[Key], source: str) -> None:
     repeated = [key for key, count in Counter(keys).items() if count > 1]
     if repeated:
         raise InvalidInput(
-            f"{source} has several items with the key {name_some(repeated, NAMED)}: give each a key of "
+            f"{source} has several items with the key {name_some(repeated)}: give each a key of "
             f"its own, or name another column with {KEY_OPTION}"
         )
 

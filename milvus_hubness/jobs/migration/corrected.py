@@ -13,12 +13,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.clean import drop_collection, without_source
-from milvus_hubness.jobs.migration.ledger import (
-    Ledger,
-    Migration,
-    Switch,
-    switch_of_refresh,
-)
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, switch_of_refresh
 from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.protocols import Store
@@ -93,12 +88,14 @@ def expect_copyable(
     return switch_of_refresh(store, info, rename=rename)
 
 
-def target_of(store: Store, info: CollectionInfo, epoch: int, but: str = "") -> str:
-    """Return a free name for the copy with the biases of this epoch. but: another one is to be found."""
+def target_of(store: Store, info: CollectionInfo, epoch: int, avoided: str = "") -> str:
+    """Return a free name for the copy with the biases of this epoch. avoided: a name that it must not
+    have, free or not.
+    """
     # products, products_r2, products_r3: the copy of a copy does not pile up endings.
     base = re.sub(r"_r\d+$", "", info.name)
     names = (f"{base}_r{number}" for number in count(epoch))
-    return next(name for name in names if name != but and not store.exists(name))
+    return next(name for name in names if name != avoided and not store.exists(name))
 
 
 def begun(
@@ -108,10 +105,10 @@ def begun(
     *,
     rename: bool,
     progress: Progress,
-    but: str = "",
+    avoided: str = "",
 ) -> Migration:
     """Record a copy of `info` with the biases of `state`, whose active profile is the refreshed one,
-    in the ledger. but: a name that the copy must not have.
+    in the ledger. avoided: a name that the copy must not have.
     """
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
@@ -121,7 +118,7 @@ def begun(
     )
     migration = Migration(
         source=info.name,
-        target=target_of(store, info, state.profile.epoch, but),
+        target=target_of(store, info, state.profile.epoch, avoided),
         field=state.field,
         bank_collection=state.profile.bank.collection,
         arguments={

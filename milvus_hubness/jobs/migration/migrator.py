@@ -103,9 +103,9 @@ def migrate(
     Raises InvalidParameter, also for a plan of `enable`, CorrectionNotRecommended if the plan demands a
     verdict for the bank and has one against it, ResumeRefused if the plan or the source's schema differs
     from that of the earlier run, WrongPhase while the source's own name moves to another copy or back, or
-    once an interrupted `clean` is carried out,
-    LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate, StoreError before anything is
-    written if the user lacks a right that every copy takes, and the exceptions of the store.
+    once an interrupted `clean` is carried out, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
+    CannotMigrate, StoreError before anything is written if the user lacks a right that every copy takes,
+    and the exceptions of the store.
     """
     expect_store(store)
     plan.expect_body(PlannedCopy)
@@ -122,14 +122,16 @@ def migrate(
         ledger = Ledger(lease.store)
         earlier = ledger.of_target(target)
         # A migration with a state that is being prepared is what an interrupted `clean` has left.
-        is_left = earlier is not None and earlier.phase == "preparing" and earlier.state is not None
-        if earlier is not None and (request.restart or is_left):
+        is_half_cleaned = (
+            earlier is not None and earlier.phase == "preparing" and earlier.state is not None
+        )
+        if earlier is not None and (request.restart or is_half_cleaned):
             if lease.store.exists(target):
                 # A call that moves a name to this copy must not find the next one, of the same name.
                 earlier.expect_no_move()
             drop_copy(lease, ledger, earlier)
-        if is_left:
-            # A call of the interrupted `clean` may still be under way, which drops a copy of this name.
+        if is_half_cleaned:
+            # A call of that `clean` may still be under way, which drops a copy of this name.
             raise WrongPhase(
                 f"what an interrupted clean had left of {target!r} is dropped now, and nothing else was "
                 "done: repeat the command for a new copy"
@@ -364,6 +366,8 @@ class Migrator:
         if self.migration.is_refresh:
             carry_grants(self._store, source.name, self.migration.target)
         switch = self._switch(source, alias, rename)
+
+        # A late call of another migration would lead one of these names to its own copy.
         for other in self._ledger.migrations(source.name):
             if other.id != self.migration.id and not other.moving.isdisjoint(switch.names):
                 other.expect_no_move()

@@ -256,9 +256,9 @@ class ByCopy(Refreshing):
         return remarks
 
     def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
-        left_to = self._drop_unfinished()
+        dropped_copy = self._drop_unfinished()
         state = self._state(fresh, correction.layout)
-        return self._copied(plan, self._begun(state, left_to))
+        return self._copied(plan, self._begun(state, dropped_copy))
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         migration = plan.unfinished
@@ -270,18 +270,20 @@ class ByCopy(Refreshing):
             return self._copied(plan, migration)
 
         # The copy is like the source of then: another one is made, with the same biases.
-        left_to = self._drop_unfinished()
-        return self._copied(plan, self._begun(migration.corrected(), left_to))
+        dropped_copy = self._drop_unfinished()
+        return self._copied(plan, self._begun(migration.corrected(), dropped_copy))
 
-    def _begun(self, state: CollectionState, but: str) -> Migration:
-        """Record a copy with the biases of this state in the ledger. but: a name that it must not have."""
+    def _begun(self, state: CollectionState, avoided: str) -> Migration:
+        """Record a copy with the biases of this state in the ledger. avoided: a name that it must not
+        have.
+        """
         return begun(
             self.store,
             self.info,
             state,
             rename=self._renames,
             progress=self.options.progress,
-            but=but,
+            avoided=avoided,
         )
 
     def _drop_unfinished(self) -> str:

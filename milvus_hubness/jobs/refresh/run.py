@@ -208,8 +208,8 @@ def _refreshed(
 
     is_beside = whole.codec.leaves_vectors
     if has_ended_move and plan.reason and not is_beside:
-        # A call of the killed job may still be under way. It leads a name to where it is now: so that it
-        # has to stay there for the rest of this command.
+        # A call of the killed job may still be under way, which leads a name to this collection. Moved on
+        # by this command, the name would come back from the new copy.
         raise WrongPhase(
             f"names that a killed job was moving have arrived at {info.name!r}, and nothing else was done: "
             "repeat the command for the new biases"
