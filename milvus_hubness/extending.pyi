@@ -22,7 +22,7 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases, RowCodec
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.codec.multi_vectors import MultiVectorFormat
 from milvus_hubness.correction.estimators.base import FitInputs
-from milvus_hubness.correction.kinds import expect_factor
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.rerank import Adaptive as Reranker
 from milvus_hubness.correction.state import (
@@ -200,8 +200,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "STATE_TTL",
     # A client refuses arguments that are misspelt.
     "expect_arguments",
-    # A client refuses an invalid `kinds` of a query as others do.
-    "expect_factor",
+    # How a query is corrected, where it says so itself.
+    "Overrides",
     # -- A store of a framework
     # What a collection can hold that the store did not create.
     "RowForm",

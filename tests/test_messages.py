@@ -101,7 +101,6 @@ def command(shop, monkeypatch, capsys):
 README = '(see "Where do I get reference queries?" in the README)'
 COMMANDS = {
     "status nowhere": "no collection or alias 'nowhere'",
-    "status products --token-file missing": "missing: no such file; check the path",
     "refresh products": "collection 'products' is not corrected: migrate or enable it first",
     "refresh songs_hubness --field nope": (
         "'songs_hubness' has no float vector field 'nope': choose one of vector"

@@ -6,7 +6,7 @@ A command is a function whose parameters are its options:
         collection: Annotated[str, typer.Argument(help="Corrected collection.")],
         connection: Connection,
         force: Annotated[bool, "Write all biases again."] = False,
-        client_ttl: Annotated[float, "Longest state_ttl.", {"min": 0}] = 5.0,
+        rows_per_second: Annotated[float | None, "Maximum rate.", {"min": 1}] = None,
     ) -> None: ...
 
 `command_line` registers it with typer, after three changes that typer has no setting for:
@@ -39,7 +39,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "token_file", "application_token_file",
+        "uri",
         "field", "filter", "vector", "pairs",
         "pairs_queries", "key_column", "ignore_identical", "queries",
         "row", "query", "query_number", "items", "metric", "query_text", "collection",
@@ -64,13 +64,13 @@ PANELS = {
         "restart", "drop", "keep", "keep_samples",
     ),
     "Load": (
-        "rows_per_second", "chunk_seconds", "engine", "max_calls", "workers",
+        "rows_per_second", "engine", "max_calls", "workers",
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
         "init", "plan", "rehearse", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
-        "purpose", "role", "newer", "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
+        "purpose", "role", "newer", "no_writers", "state_ttl", "max_skewness", "min_gain",
     ),
     "Output": (
         "watch", "every",
@@ -82,12 +82,11 @@ PANELS = {
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
 RARE = {
-    "application_token_file",
     "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
     "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",
-    "rows_per_second", "chunk_seconds", "engine", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
-    "control", "client_ttl", "restart_ttl", "max_skewness", "min_gain",
+    "rows_per_second", "engine", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
+    "control", "restart_ttl", "max_skewness", "min_gain",
     "image_field", "image_folder", "save_run", "save_qrels", "run_depth",
 }  # fmt: skip
 """Parameters whose options only --help-all shows: few users need them, and they would hide the others."""
@@ -118,7 +117,7 @@ METAVARS = {
     "FORM": ("form",),
     "KEY": ("key",),
     "EXPRESSION": ("filter",),
-    "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "every", "drain"),
+    "SECONDS": ("state_ttl", "every", "drain"),
     "ROWS": ("rows_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL
+from milvus_hubness.basics.defaults import MAX_MISS_RATE
 from milvus_hubness.cli import console, options
 
 
@@ -25,7 +25,6 @@ def enable(
     ] = MAX_MISS_RATE,
     on_hub: options.Guard = None,
     force: options.Force = False,
-    client_ttl: options.ClientTtl = STATE_TTL,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -64,7 +63,7 @@ def enable(
             show_enable_plan(data["plan"])
 
         if not plan:
-            done = enable(store, planned, client_ttl=client_ttl, progress=progress)
+            done = enable(store, planned, progress=progress)
             data["enable"] = done.to_dict()
 
     if as_json:

@@ -16,7 +16,6 @@ import typer
 from milvus_hubness.basics.defaults import (
     CA_VARIABLE,
     CERT_VARIABLE,
-    CLIENT_TTL_VARIABLE,
     DEFAULT_MEASURE,
     KEY_VARIABLE,
     URI_VARIABLES,
@@ -25,7 +24,7 @@ from milvus_hubness.basics.defaults import (
     OnHub,
 )
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
-from milvus_hubness.basics.files.opening import read_token as read_token_file
+from milvus_hubness.basics.files import opening
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.errors import (
     HubnessError,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 APPLICATION_TOKEN_VARIABLE = "MILVUS_HUBNESS_APPLICATION_TOKEN"
+FILE_SUFFIX = "_FILE"
+"""After the name of a variable with a token, that of one with the path of a file with the token."""
 DEFAULT_URI = "http://localhost:19530"
 
 Uri = Annotated[
@@ -53,9 +54,6 @@ Uri = Annotated[
     "Milvus server, with /DATABASE at its end for another than the default one; path of a Milvus Lite "
     ".db file; or an address such as qdrant+http://HOST:PORT.",
     {"envvar": [*URI_VARIABLES]},
-]
-TokenFile = Annotated[
-    Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Field = Annotated[
@@ -86,11 +84,6 @@ PairsQueries = Annotated[
 QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."
 ]
-ClientTtl = Annotated[
-    float,
-    "Longest state_ttl of any HubnessClient that writes, in seconds.",
-    {"min": 0, "envvar": CLIENT_TTL_VARIABLE},
-]
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
     Engine,
@@ -108,19 +101,15 @@ Queries = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """The options that select the database."""
+    """The option that selects the database. Its token comes from the environment."""
 
     uri: Uri = DEFAULT_URI
-    token_file: TokenFile = None
 
     @property
     def words(self) -> list[str]:
         """The words that select this database in a further command; none if it finds it without."""
         by_default = next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
-        words = [] if self.uri == by_default else ["--uri", self.uri]
-        if self.token_file is not None:
-            words += ["--token-file", str(self.token_file)]
-        return words
+        return [] if self.uri == by_default else ["--uri", self.uri]
 
     def command(self, *words: str) -> str:
         """Return a further command on this database as a shell takes it."""
@@ -130,19 +119,17 @@ class Connection:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""
         return self._store
 
-    def open_as_application(self, token_file: Path | None) -> Store | None:
+    def open_as_application(self) -> Store | None:
         """Return a store with the token of an application; None if there is no such token.
 
         Raises as `open` does.
         """
-        token = read_token(token_file, APPLICATION_TOKEN_VARIABLE)
-        if not token:
-            return None
-        return open_by_token(self.uri, token, certificates())
+        token = token_of(APPLICATION_TOKEN_VARIABLE)
+        return open_store(self.uri, token, certificates()) if token else None
 
     @cached_property
     def _store(self) -> Store:
-        return open_store(self.uri, self.token_file, certificates())
+        return open_store(self.uri, token_of(), certificates())
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments with which a MilvusClient connects, without the address.
@@ -152,7 +139,7 @@ class Connection:
         from milvus_hubness.milvus.store.server import tls_options
 
         return {
-            "token": read_token(self.token_file),
+            "token": token_of(),
             **tls_options(self.uri, certificates()),
         }
 
@@ -177,13 +164,8 @@ def certificates(
     return Certificates(**given)
 
 
-def open_store(uri: str, token_file: Path | None, certificates: Certificates) -> Store:
-    """Return the store of a database. Raises InvalidParameter, ServerUnavailable, UnreadableFile."""
-    return open_by_token(uri, read_token(token_file), certificates)
-
-
-def open_by_token(uri: str, token: str, certificates: Certificates) -> Store:
-    """Return the store of a database, as `open_store`."""
+def open_store(uri: str, token: str, certificates: Certificates) -> Store:
+    """Return the store of a database. Raises InvalidParameter, ServerUnavailable."""
     from milvus_hubness.api import databases
 
     open_by = databases.opener_of(uri)
@@ -197,12 +179,29 @@ def open_by_token(uri: str, token: str, certificates: Certificates) -> Store:
     return open_by(token, certificates)
 
 
-def read_token(token_file: Path | None, variable: str = TOKEN_VARIABLE) -> str:
-    """Return the token from a file or the environment.
+def token_of(variable: str = TOKEN_VARIABLE) -> str:
+    """Return the token in a variable of the environment, or in the file that `variable`_FILE names;
+    empty if neither is set.
 
-    An argument would be readable in the process list.
+    An argument would be readable in the process list. Raises InvalidParameter if both are set, and
+    UnreadableFile.
     """
-    token = read_token_file(token_file) if token_file else os.environ.get(variable, "")
+    token = os.environ.get(variable, "")
+    path = os.environ.get(variable + FILE_SUFFIX)
+    if token and path:
+        raise InvalidParameter(
+            f"${variable} and ${variable}{FILE_SUFFIX} are both set: unset one of them"
+        )
+    return read_token(path) if path else remembered(token)
+
+
+def read_token(path: str | Path) -> str:
+    """Return the token in a file. Raises UnreadableFile."""
+    return remembered(opening.read_token(path))
+
+
+def remembered(token: str) -> str:
+    """Return a token that all output leaves out from now on."""
     remember_secrets(token)
     return token
 

@@ -9,7 +9,6 @@ import typer
 
 from milvus_hubness.basics.defaults import (
     KEEP_FORMER,
-    STATE_TTL,
 )
 from milvus_hubness.basics.texts import points
 from milvus_hubness.cli import console, options
@@ -45,7 +44,6 @@ class Refreshing:
         "Write all rows of a collection with a time to live, which starts again for each of them.",
     ] = False
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
-    client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"
 
     def fields(self) -> dict[str, Any]:

@@ -29,12 +29,15 @@ from milvus_hubness.cli.options import (
     AsJson,
     certificates,
     open_store,
+    read_token,
+    token_of,
 )
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.files.certificates import Certificates
     from milvus_hubness.jobs.common.progress import Event
+    from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.milvus.proxy import Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
     from milvus_hubness.serve.config import ServerTable
@@ -154,9 +157,14 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
     uri = table.uri or _uri_of_environment()
-    token_file = Path(table.token_file) if table.token_file else None
     certificates = _certificates(table)
-    return uri, lambda: open_store(uri, token_file, certificates)
+
+    def connect() -> Store:
+        # The token is read each time: it may have been rotated.
+        token = read_token(table.token_file) if table.token_file else token_of()
+        return open_store(uri, token, certificates)
+
+    return uri, connect
 
 
 def _certificates(table: ServerTable | None = None) -> Certificates:
@@ -187,7 +195,7 @@ def _write_config(path: Path, names: list[str], as_json: bool) -> None:
         raise InvalidParameter(f"{path} exists: name another --config FILE, or remove it")
 
     uri = _uri_of_environment()
-    text = first_config(open_store(uri, None, _certificates()), names, uri, path)
+    text = first_config(open_store(uri, token_of(), _certificates()), names, uri, path)
     write_page(path, text)
 
     command = f"milvus-hubness serve --config {quote(str(path))}"
@@ -211,14 +219,6 @@ class Proxying:
         PROXY_PORT
     )
     upstream_tls: Annotated[bool, "Use TLS to Milvus."] = False
-    strength: Annotated[
-        float | None, "Strength of searches that name none. [default: the collection's]"
-    ] = None
-    kinds: Annotated[
-        float | None,
-        "Factor of the correction by kind for searches that name none; 0 leaves it out. [default: 1]",
-        {"min": 0},
-    ] = None
     state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = (
         STATE_TTL
     )
@@ -234,6 +234,14 @@ class Proxying:
 def proxy(
     upstream: Annotated[str, "HOST:PORT of Milvus."],
     proxying: Proxying,
+    strength: Annotated[
+        float | None, "Strength of searches that name none. [default: the collection's]"
+    ] = None,
+    kinds: Annotated[
+        float | None,
+        "Factor of the correction by kind for searches that name none; 0 leaves it out. [default: 1]",
+        {"min": 0},
+    ] = None,
     tls_cert: Annotated[Path | None, "Certificate for TLS with clients, a PEM file."] = None,
     tls_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
     max_message_mib: Annotated[
@@ -253,11 +261,13 @@ def proxy(
     # gRPC reads it when it is imported, so the imports come after it.
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)
     from milvus_hubness.cli.workers import run
+    from milvus_hubness.correction.overrides import Overrides
     from milvus_hubness.milvus.proxy import ProxyOptions
 
     options = ProxyOptions(
         upstream,
         **vars(proxying),
+        overrides=Overrides(strength, kinds),
         certificates=certificates(),
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,

@@ -30,7 +30,6 @@ kinds under L2: unit vectors rank alike under COSINE.
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -390,15 +389,6 @@ def kinds_from(rule: KindRule, means: KindMeans, dim: int) -> Kinds:
 @lru_cache(maxsize=64)
 def _kinds_from(types: tuple[type, ...], rule: KindRule, means: KindMeans, dim: int) -> Kinds:
     return Kinds(rule, means, dim)
-
-
-def expect_factor(factor: Any) -> None:
-    """Raise InvalidParameter unless a factor of kinds is None or a number from 0 up."""
-    is_number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
-    if factor is not None and not (is_number and math.isfinite(factor) and factor >= 0):
-        raise InvalidParameter(
-            f"kinds is a number from 0 up: 1 corrects by kind, 0 does not, got {factor!r}"
-        )
 
 
 class KindCounts(NamedTuple):

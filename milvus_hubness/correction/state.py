@@ -35,8 +35,10 @@ from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.multi_vectors import MultiVectorCodec, MultiVectorLayout
+from milvus_hubness.correction.codec.senders import QueryWeights
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
 from milvus_hubness.errors import (
     InvalidInput,
@@ -454,6 +456,19 @@ class CollectionState(FrozenModel):
         if self.kinds is None or profile.kinds is None:
             return None
         return kinds_from(self.kinds, profile.kinds, self.layout.dim)
+
+    def query_weights(self, profile: Profile, overrides: Overrides = NONE) -> QueryWeights:
+        """Return what searches with this profile send beside their queries.
+
+        overrides: settings of the search, whose profile is not looked at. Raises InvalidParameter.
+        """
+        strength, factor, _ = overrides.checked()
+        kinds = self.kinds_of(profile)
+        return QueryWeights(
+            profile.strength if strength is None else float(strength),
+            profile.slot,
+            None if kinds is None else kinds.weights(1.0 if factor is None else float(factor)),
+        )
 
     @cached_property
     def fields_read(self) -> frozenset[str]:

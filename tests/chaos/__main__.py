@@ -39,6 +39,7 @@ SUITES = {
 def main() -> None:
     # Banks are random vectors, which no verdict would have corrected; the processes inherit this.
     os.environ.setdefault("MILVUS_HUBNESS_VERDICT", "skip")
+    os.environ.setdefault("MILVUS_HUBNESS_CLIENT_TTL", "0")
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
     parser.add_argument(

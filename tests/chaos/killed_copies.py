@@ -151,7 +151,7 @@ class _Attempt:
     def _command(self, which: str) -> Command:
         options = (*self._new.options, "--force") if which == "same" else ()
         # All former copies stay: what is in them is looked at.
-        common = ("--keep-former", "9", "--client-ttl", "0", "--uri", self._place.address, "--json")
+        common = ("--keep-former", "9", "--uri", self._place.address, "--json")
         return Command(self._place, ("refresh", self._alias, *options, *common), follows="copy")
 
     def _known(self, database: Database) -> Migration | None:

@@ -273,7 +273,7 @@ class _Attempt:
     @property
     def _argv(self) -> tuple[str, ...]:
         trial, names = self._trial, self._names
-        writers = ("--no-writers",) if trial.no_writers else ("--client-ttl", "0")
+        writers = ("--no-writers",) if trial.no_writers else ()
         common = ("--uri", self._place.address, "--json")
         if trial.kind == "rollback":
             return ("migrate", "rollback", names.application, *writers, *common)

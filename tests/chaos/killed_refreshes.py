@@ -107,9 +107,9 @@ class _Attempt:
             words = ("migrate", "rollback")
         elif which == "same" and trial.kind == "full":
             options = (*self._new.options, "--force")
-        common = ("--client-ttl", str(trial.ttl), "--uri", self._place.address, "--json")
+        common = ("--uri", self._place.address, "--json")
         argv = (*words, self._corrected.name, *options, *common)
-        return Command(self._place, argv, follows="refresh")
+        return Command(self._place, argv, follows="refresh", client_ttl=trial.ttl)
 
     def _beside(self) -> Iterator[Reader | Writer]:
         """The clients that go on throughout."""

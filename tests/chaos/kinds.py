@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.jobs import Job
-from tests.chaos.scene import ALPHA, CLIENT_TTL, PENDING, K, Scene
+from tests.chaos.scene import ALPHA, PENDING, K, Scene
 
-TTL = ("--client-ttl", str(CLIENT_TTL))
 NNN = ("--method", "nnn", "--param", f"k={K}", "--param", f"alpha={ALPHA}")
 REFUSED_SECONDS = 20.0
 
@@ -75,7 +74,7 @@ def _is_switched(scene: Scene) -> bool:
 def refresh(bank: int, *options: str) -> Command:
     return lambda scene: (
         *("refresh", scene.name, "--bank", str(scene.banks[bank]), *NNN, "--force"),
-        *(*TTL, *options),
+        *options,
     )
 
 
@@ -85,11 +84,11 @@ def serve(bank: int) -> Command:
 
 
 def refresh_pending(scene: Scene) -> Sequence[str]:
-    return ("refresh", scene.name, *TTL)
+    return ("refresh", scene.name)
 
 
 def enable(scene: Scene) -> Sequence[str]:
-    return ("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force", *TTL)
+    return ("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force")
 
 
 def disable(scene: Scene) -> Sequence[str]:
@@ -97,7 +96,7 @@ def disable(scene: Scene) -> Sequence[str]:
 
 
 def copy(scene: Scene) -> Sequence[str]:
-    return ("migrate", "run", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force", *TTL)
+    return ("migrate", "run", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force")
 
 
 def run(scene: Scene) -> Sequence[str]:
@@ -112,15 +111,15 @@ def restart(scene: Scene) -> Sequence[str]:
 
 
 def cutover(scene: Scene) -> Sequence[str]:
-    return ("migrate", "cutover", scene.source, "--alias", scene.name, *TTL)
+    return ("migrate", "cutover", scene.source, "--alias", scene.name)
 
 
 def cutover_renaming(scene: Scene) -> Sequence[str]:
-    return ("migrate", "cutover", scene.source, "--rename", *TTL)
+    return ("migrate", "cutover", scene.source, "--rename")
 
 
 def rollback(scene: Scene) -> Sequence[str]:
-    return ("migrate", "rollback", scene.name, *TTL)
+    return ("migrate", "rollback", scene.name)
 
 
 def drop_copy(scene: Scene) -> Sequence[str]:

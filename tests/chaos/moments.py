@@ -40,7 +40,7 @@ class Order:
     """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
     number of requests in each stage. follows: the course to follow, where
-    the command has several."""
+    the command has several. client_ttl: seconds that it waits for clients to hear of a change."""
 
     program: type[Program]
     argv: tuple[str, ...]
@@ -51,6 +51,7 @@ class Order:
     timing: Path | None = None
     counts: Path | None = None
     follows: str = ""
+    client_ttl: float = 0.0
 
     @property
     def course(self) -> Course:
@@ -138,6 +139,7 @@ class Counted:
 def run(order: Order) -> None:
     """Run the command line as ordered. Exits with its exit code, unless it is killed."""
     be_quiet()
+    os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = str(order.client_ttl)
     watch, program = Watch(order), order.program
     program.store.chunk_rows = lambda store, source: order.course.rows_per_chunk
     program.count_requests(watch)

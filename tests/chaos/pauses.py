@@ -50,7 +50,7 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
     stem = f"paused_{os.getpid()}_{next(_numbers)}"
     corrected = Corrected(place, stem, SHAPE, "beside", rng.randrange(99))
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
-    options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.address)
+    options = (*new.options, "--force", "--uri", place.address)
     command = Command(place, ("refresh", corrected.name, *options))
     stage = rng.choice(list(READS))
     moment = Moment(stage, rng.randint(1, READS[stage]), only="Query")

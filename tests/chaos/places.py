@@ -106,8 +106,11 @@ BACKENDS = {
 class Command:
     """The place's program with these arguments, run in processes of its own. Its output is added to a log."""
 
-    def __init__(self, place: Place, argv: tuple[str, ...], *, follows: str = "") -> None:
-        self._place, self._argv, self._follows = place, argv, follows
+    def __init__(
+        self, place: Place, argv: tuple[str, ...], *, follows: str = "", client_ttl: float = 0.0
+    ) -> None:
+        self._place, self._argv = place, argv
+        self._common = {"follows": follows, "client_ttl": client_ttl}
 
     @property
     def log(self) -> Path:
@@ -121,7 +124,7 @@ class Command:
         return lines[-1][-400:] if lines else "nothing was printed"
 
     def order(self, **facts: object) -> Order:
-        return Order(self._place.program, self._argv, self.log, follows=self._follows, **facts)
+        return Order(self._place.program, self._argv, self.log, **self._common, **facts)
 
     def started(self, **facts: object) -> BaseProcess:
         """facts: of the order."""

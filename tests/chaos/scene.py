@@ -20,15 +20,14 @@ from pymilvus import DataType, MilvusClient, MilvusException
 from milvus_hubness import HubnessClient
 from tests.chaos.jobs import Job
 from tests.chaos.relay import Relay
-from tests.chaos.settings import DIM, Settings
+from tests.chaos.settings import CLIENT_TTL, DIM, Settings
 from tests.support.galleries import nnn, vectors
 from tests.support.servers import MilvusServer, aliases_of, die_with_parent, free_ports
 
 ROWS, PENDING, BANK_ROWS, K, ALPHA = 300, 100, 32, 4, 0.75
 SHARE = 0.15
 TTL = 0.1
-"""state_ttl of the application's client, in seconds; jobs are given more, as the machine is busy."""
-CLIENT_TTL = 0.3
+"""state_ttl of the application's client, in seconds; CLIENT_TTL is more, as the machine is busy."""
 WRITE_SECONDS = 4.0
 """For which a write that fails is tried again, before its rows count as uncertain."""
 

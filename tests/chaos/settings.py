@@ -20,19 +20,21 @@ from qdrant_hubness import QdrantStore
 
 DIM = 16
 POLLING = 0.05
+CLIENT_TTL = 0.3
 
 
 @dataclass(frozen=True)
 class Settings:
     """uri: of the database. lease_seconds: after which a lease expires that nobody renews. skew: seconds that the
     wall clock of the process is ahead. host: of a machine that it pretends to run on. rows: that a job takes at
-    once."""
+    once. client_ttl: seconds that it waits for clients to hear of a change."""
 
     uri: str
     lease_seconds: float = 2.0
     skew: float = 0.0
     host: str = ""
     rows: int = 60
+    client_ttl: float = CLIENT_TTL
 
     def apply(self) -> None:
         """Apply them to this process."""
@@ -47,6 +49,7 @@ class Settings:
         hasten()
         os.environ["MILVUS_HUBNESS_URI"] = self.uri
         os.environ["MILVUS_HUBNESS_LEASE_SECONDS"] = str(self.lease_seconds)
+        os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = str(self.client_ttl)
         for store in (MilvusStore, QdrantStore):
             store.chunk_rows = lambda store, source: self.rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.milvus import MilvusPlace
 from tests.chaos.pauses import assert_one_writes
-from tests.chaos.scene import CLIENT_TTL, Scene
+from tests.chaos.scene import Scene
 
 SEED = int(os.environ.get("CHAOS_SEED", "7"))
 LEASE_SECONDS = 1.0
@@ -62,8 +62,6 @@ def test_a_late_write_of_a_refresh_undoes_nothing(scene):
         "--bank",
         str(scene.banks[1]),
         "--force",
-        "--client-ttl",
-        str(CLIENT_TTL),
     ]
     with held_and_stopped(scene, argv, copy, rows=600) as (first, upsert):
         second = scene.do(*argv, lease_seconds=LEASE_SECONDS)
@@ -100,8 +98,6 @@ def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(sc
         "--bank",
         str(scene.banks[1]),
         "--force",
-        "--client-ttl",
-        str(CLIENT_TTL),
     ]
     relay = scene.relay("A")
     late, fourth = relay.late("Upsert", copy), relay.hold("Upsert", copy, 4)
@@ -121,7 +117,7 @@ def test_a_migration_that_was_taken_over_undoes_nothing(scene):
     """The second run finishes and switches; then the first one's copying call arrives."""
     scene.make()
     argv = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR]
-    argv += ["--alias", scene.name, "--client-ttl", str(CLIENT_TTL)]
+    argv += ["--alias", scene.name]
     copy = f"{scene.source}_hubness"
     with held_and_stopped(scene, argv, copy, nth=2, host="another") as (first, upsert):
         second = scene.do(*argv, lease_seconds=LEASE_SECONDS)

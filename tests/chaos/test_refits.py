@@ -40,7 +40,7 @@ class Refit:
         np.save(real, vectors(np.random.default_rng(4), 200, DIM))
         self.name = f"{self.corrected.name}_live"
         self.samples = ""
-        argv = ("--refit-share", "0.2", "--queries", str(real), "--client-ttl", "0")
+        argv = ("--refit-share", "0.2", "--queries", str(real))
         self.command = Command(
             place, ("refresh", self.name, *argv, "--uri", place.address, "--json"), follows="copy"
         )

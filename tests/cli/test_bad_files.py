@@ -8,7 +8,6 @@ import pytest
 from tests.cli.conftest import DIM, assert_fails
 
 COMMANDS = {
-    "token": (1, "status products --token-file {}"),
     "bank": (1, "hubs products --method nnn --bank {}.npy"),
     "pairs": (1, "tune products --bank bank.npy --pairs {}.npz"),
     "queries": (1, "hubs products --bank bank.npy --query {}.parquet"),
@@ -40,6 +39,20 @@ def test_a_token_file_with_something_else(files, run):
         (b"a" * (1 << 17), "token: has more than 65,536 bytes"),
     ):
         (files / "token").write_bytes(content)
-        assert_fails(run("status", "products", "--token-file", "token"), 1, words)
+        assert_fails(run("status", "products", MILVUS_HUBNESS_TOKEN_FILE="token"), 1, words)
     (files / "token").write_bytes(b"root:Milvus\r\n")
-    assert run("status", "products", "--token-file", "token").returncode == 0
+    assert run("status", "products").returncode == 0
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_pipe_or_a_folder_in_place_of_a_token(files, run, place):
+    place("named")
+    assert_fails(run("status", "products", MILVUS_HUBNESS_TOKEN_FILE="named"), 1, "named")
+
+
+@pytest.mark.parametrize("variable", ["MILVUS_HUBNESS_TOKEN", "MILVUS_HUBNESS_APPLICATION_TOKEN"])
+def test_a_token_has_one_source(files, run, variable):
+    (files / "token").write_text("root:Milvus")
+    rehearse = "migrate run products --bank bank.npy --rehearse"
+    done = run(*rehearse.split(), **{variable: "root:Milvus", f"{variable}_FILE": "token"})
+    assert_fails(done, 1, f"${variable} and ${variable}_FILE are both set: unset one of them")

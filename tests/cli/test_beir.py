@@ -72,7 +72,7 @@ def test_a_folder_with_grades_goes_through_tune_check_and_migrate(folder, run):
     assert "4711" not in Path("used.qrels").read_text()
     assert len(diagnosis["left_out"]) == 2
 
-    done = run("migrate", "run", "gallery", "--bank", "past.npy", "--json", "--client-ttl", "0")
+    done = run("migrate", "run", "gallery", "--bank", "past.npy", "--json")
     assert done.returncode == 0, done.stderr
     done = run("check", "gallery_hubness", *judged, *save)
     assert done.returncode == 0, done.stderr

@@ -131,12 +131,11 @@ def test_the_next_command_names_the_reference_items_that_the_method_needs(shop, 
 
 
 def test_the_next_command_finds_the_database_of_this_one(shop, run, files):
-    """By its address and its token, where the environment has neither."""
-    (files / "token").write_text("root:secret")
-    database = ("--uri", "shop.db", "--token-file", "token")
+    """By its address, where the environment has another one."""
+    database = ("--uri", "shop.db")
     done = run("check", "photos", "--bank", "past.npy", *database, uri="elsewhere.db")
     words = next_words(done)
-    assert " ".join(words).endswith("--uri shop.db --token-file token")
+    assert " ".join(words).endswith("--uri shop.db")
     assert run(*words, uri="elsewhere.db").returncode == 0
 
 

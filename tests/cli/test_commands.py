@@ -23,7 +23,6 @@ from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import half_known, plain_collection, vectors
 
-NOW = ("--client-ttl", "0")
 """Nobody writes."""
 
 
@@ -56,7 +55,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
-    asked = ("refresh", "live", "--bank", "bank.parquet", "--param", "alpha=1", *NOW)
+    asked = ("refresh", "live", "--bank", "bank.parquet", "--param", "alpha=1")
     shown = " ".join(run(*asked, "--plan").stdout.split())
     for fact in (
         "copy products_hubness_r2, 60 rows",
@@ -72,7 +71,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     assert (told["action"], told["scanned"]) == ("full", 60)
     assert told["former_copy"] == "products_hubness"
     assert told["reason"].startswith("the parameters changed from ")
-    assert run("migrate", "rollback", "live", *NOW).returncode == 0
+    assert run("migrate", "rollback", "live").returncode == 0
     told = json.loads(run("status", "live", "--json").stdout)["status"]
     assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 1)
 
@@ -334,7 +333,6 @@ FAILURES = [
     (["refresh", "products"], 1, ["products", "is not corrected"]),
     (["status", "nowhere"], 1, ["nowhere"]),
     (["migrate", "rollback", "products"], 1, ["no migration", "products"]),
-    (["status", "products", "--token-file", "missing"], 1, ["missing"]),
     (["status", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
     (["disable", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
     (
@@ -407,7 +405,6 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         ["migrate", "run", "--bank", "bank.npy"],
         ["migrate", "run", "products", "--alias", "live", "--rename"],
         [*RUN, "bank.npy", "--rows-per-second", "0"],
-        [*RUN, "bank.npy", "--client-ttl", "-1"],
         ["migrate", "clean", "products"],
         ["check"],
         ["nonsense"],
@@ -519,7 +516,6 @@ def test_wrong_usage_is_json_too(run, files):
         (["status"], "Missing argument"),
         (["status", "--nonsense"], "--nonsense"),
         (["nonsense"], "nonsense"),
-        (["migrate", "run", "products", "--client-ttl", "-1"], "--client-ttl"),
         (
             ["refresh", "products", "--bank", "bank.npy", "--rows-per-second", "x"],
             "'--rows-per-second'",

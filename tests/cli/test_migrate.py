@@ -16,7 +16,6 @@ from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import vectors
 
 BANK = ("--bank", "bank.npy", "--param", "k=8")
-AT_ONCE = ("--client-ttl", "0")
 SWITCHED = {"products", "products_hubness", "products__bank", LEDGER}
 
 
@@ -96,11 +95,9 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
     ("options", "words"),
     [
         (("--plan", "--rehearse"), "either --plan or --rehearse"),
-        (("--application-token-file", "token"), "needs --rehearse"),
     ],
 )
 def test_how_far_a_run_goes_is_said_once(run, files, options, words):
-    (files / "token").write_text("shop:secret")
     before = collections(files)
     refused = run("migrate", "run", "products", *BANK, *options)
     assert (refused.returncode, words in refused.stderr) == (2, True)
@@ -108,7 +105,7 @@ def test_how_far_a_run_goes_is_said_once(run, files, options, words):
 
 
 def test_a_rehearsal_moves_no_name_whatever_name_is_given(run, files):
-    rehearsed = run("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "new", "--rehearse")
+    rehearsed = run("migrate", "run", "products", *BANK, "--alias", "new", "--rehearse")
     assert rehearsed.returncode == 0, rehearsed.stderr
     assert "migrate cutover products --alias new" in rehearsed.stdout
     assert "new" not in collections(files)
@@ -117,16 +114,16 @@ def test_a_rehearsal_moves_no_name_whatever_name_is_given(run, files):
 
 def test_a_restart_needs_the_bank_that_it_begins_with(run, files):
     """Without it, a run carries on from what there is."""
-    assert run("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE).returncode == 0
+    assert run("migrate", "run", "--rehearse", "products", *BANK).returncode == 0
     for extent in ((), ("--rehearse",)):
-        refused = run("migrate", "run", "products", "--restart", *extent, *AT_ONCE)
+        refused = run("migrate", "run", "products", "--restart", *extent)
         assert refused.returncode == 2
         assert "--restart begins again: pass --bank FILE too" in refused.stderr
 
 
 def test_a_rehearsal_refuses_a_name_that_cannot_move(run, files):
     """At its beginning, and when it goes on: the run after it would end there."""
-    rehearse = ("migrate", "run", "--rehearse", "products", *AT_ONCE)
+    rehearse = ("migrate", "run", "--rehearse", "products")
     wrong = ("--alias", "products")
     before = collections(files)
     assert_fails(run(*rehearse, *BANK, *wrong), 1, "alias 'products' is the name of")
@@ -138,8 +135,8 @@ def test_a_rehearsal_refuses_a_name_that_cannot_move(run, files):
 def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
     """Milvus Lite, which has no users, grants all; the requests change nothing."""
     (files / "token").write_text("shop:secret-of-the-shop")
-    rehearse = ("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE)
-    rehearsed = run(*rehearse, "--application-token-file", "token")
+    rehearse = ("migrate", "run", "--rehearse", "products", *BANK)
+    rehearsed = run(*rehearse, MILVUS_HUBNESS_APPLICATION_TOKEN_FILE="token")
     assert rehearsed.returncode == 0, rehearsed.stderr
     every = "Search, Query, Insert, Upsert, Delete"
     words = " ".join(rehearsed.stdout.split())
@@ -157,7 +154,7 @@ def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
 
 
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
-    rehearsed = run("migrate", "run", "--rehearse", "products", *BANK, *AT_ONCE)
+    rehearsed = run("migrate", "run", "--rehearse", "products", *BANK)
     assert rehearsed.returncode == 0, rehearsed.stderr
     for fact in (
         "copying",
@@ -174,7 +171,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     for fact in ("verified", "60 of 60", "1 of 1", "write to products_hubness too"):
         assert fact in standing.stdout
 
-    switched = run("migrate", "run", "products", *BANK, "--alias", "live", *AT_ONCE, "--json")
+    switched = run("migrate", "run", "products", *BANK, "--alias", "live", "--json")
     assert switched.returncode == 0, switched.stderr
     lines = switched.lines()
     assert [line["name"] for line in lines if line["name"] != "catching-up"] == [
@@ -207,7 +204,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
         "live", [{"id": 100 + i, "vector": row, "group": 0} for i, row in enumerate(added)]
     )
     assert_fails(run("migrate", "verify", "live"), 1, "does not hold", "100")
-    revert = run("migrate", "rollback", "live", *AT_ONCE)
+    revert = run("migrate", "rollback", "live")
     assert revert.returncode == 0, revert.stderr
     assert "live -> products" in revert.stdout
     assert "3 rows written since the switch" in revert.stdout
@@ -240,7 +237,7 @@ def test_a_second_job_is_refused_before_it_prints_a_plan(run, files, command):
 
 def test_a_name_that_a_switch_leaves_on_the_source(run, live):
     """It is said by all commands that show a switch, with what moves that name instead."""
-    switched = run("migrate", "run", "products", *BANK, "--alias", "other", *AT_ONCE)
+    switched = run("migrate", "run", "products", *BANK, "--alias", "other")
     assert switched.returncode == 0, switched.stderr
     said = "live still leads to products: applications that read it have no correction"
     for shown in (switched, run("migrate", "status", "products")):
@@ -248,8 +245,8 @@ def test_a_name_that_a_switch_leaves_on_the_source(run, live):
     commands = "migrate rollback other, then migrate run products --alias live"
     assert commands in " ".join(switched.stdout.split())
 
-    assert run("migrate", "rollback", "other", *AT_ONCE).returncode == 0
-    moved = run("migrate", "run", "products", "--alias", "live", *AT_ONCE)
+    assert run("migrate", "rollback", "other").returncode == 0
+    moved = run("migrate", "run", "products", "--alias", "live")
     assert moved.returncode == 0, moved.stderr
     assert behind(live, "live") == "products_hubness"
     # The rollback has moved this one to the source.
@@ -269,10 +266,10 @@ def test_the_commands_that_a_run_proposes_find_its_database(run, files):
     elsewhere = {"uri": "elsewhere.db"}
     named = ("--uri", "shop.db")
     steps = [
-        (("migrate", "run", "products", *BANK, *AT_ONCE), "To switch: "),
-        (("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "live"), "To undo:"),
-        (("migrate", "rollback", "live", *AT_ONCE), "to drop the copy"),
-        (("migrate", "run", "products", *BANK, *AT_ONCE, "--restart", "--rehearse"), "to drop it"),
+        (("migrate", "run", "products", *BANK), "To switch: "),
+        (("migrate", "run", "products", *BANK, "--alias", "live"), "To undo:"),
+        (("migrate", "rollback", "live"), "to drop the copy"),
+        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "to drop it"),
     ]
     for words, before in steps:
         done = run(*words, *named, **elsewhere)
@@ -303,7 +300,7 @@ def test_step_by_step_under_the_collections_own_name(run, files):
     assert behind(connect("shop.db"), "products") == "products_hubness"
 
 
-def test_a_plan_counts_the_wait_for_clients(run, files):
+def test_a_plan_counts_the_wait_for_clients(run, files, monkeypatch):
     def seconds(*options):
         plan = json.loads(
             run("migrate", "run", "--plan", "products", *BANK, *options, "--json").stdout
@@ -312,11 +309,12 @@ def test_a_plan_counts_the_wait_for_clients(run, files):
         return plan["waiting_seconds"]
 
     assert seconds("--no-writers") == 0
-    assert seconds("--no-writers", "--client-ttl", "100", "--alias", "live") == 0
-    assert 90 < seconds("--client-ttl", "100") <= 100
+    monkeypatch.setenv("MILVUS_HUBNESS_CLIENT_TTL", "100")
+    assert seconds("--no-writers", "--alias", "live") == 0
+    assert 90 < seconds() <= 100
     # Until all writes reach both, and until all clients have read that the name has moved.
-    assert seconds("--client-ttl", "100", "--alias", "live") == 200
-    told = run("migrate", "run", "--plan", "products", *BANK, "--client-ttl", "100").stdout
+    assert seconds("--alias", "live") == 200
+    told = run("migrate", "run", "--plan", "products", *BANK).stdout
     assert "for clients to hear of it" in " ".join(told.split())
 
 
@@ -377,10 +375,10 @@ def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkey
     assert behind(connect("shop.db"), "products") == "products"
 
 
-def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
+def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys, monkeypatch):
     (files / "token").write_text("s3cret-token\n")
-    given = ("--token-file", "token")
-    asked = ("migrate", "run", "products", *BANK, "--no-writers", *given, "--json")
+    monkeypatch.setenv("MILVUS_HUBNESS_TOKEN_FILE", "token")
+    asked = ("migrate", "run", "products", *BANK, "--no-writers", "--json")
     (files / "control.json").write_text('{"pace": "s3cret-token"}')
     done = run(*asked, "--control", "control.json")
     assert done.returncode == 0
@@ -427,13 +425,13 @@ def test_a_run_that_continues_reports_its_phase_and_its_rows(run, files):
 
 
 def test_after_a_rollback_other_options_are_told_in_a_few_words(run, live):
-    assert run("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "live").returncode == 0
-    assert run("migrate", "rollback", "live", *AT_ONCE).returncode == 0
+    assert run("migrate", "run", "products", *BANK, "--alias", "live").returncode == 0
+    assert run("migrate", "rollback", "live").returncode == 0
     other = ("--bank", "bank.npz", "--bank-column", "queries", "--method", "blend")
     plan = run("migrate", "run", "--plan", "products", *other)
     assert plan.returncode == 0, plan.stderr
     assert "started with other options" in plan.stdout.replace("\n", " ")
-    refused = run("migrate", "run", "products", *other, *AT_ONCE)
+    refused = run("migrate", "run", "products", *other)
     assert refused.returncode == 1
     message = refused.stderr.splitlines()[-1]
     assert "--restart" in message

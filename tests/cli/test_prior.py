@@ -72,7 +72,7 @@ def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
     words = f"field clicks, weight {weight:g} of the spread of scores, which is"
     assert words in " ".join(run("status", "photos_hubness").stdout.split())
 
-    refresh = ("refresh", "photos_hubness", "--rename", "--client-ttl", "0")
+    refresh = ("refresh", "photos_hubness", "--rename")
     changed = run(*refresh, "--prior-from", "clicks.npz", "--prior-weight", "0.2", "--json")
     assert json.loads(changed.stdout)["refresh"]["action"] == "full"
     shown = " ".join(run("status", "photos_hubness").stdout.split())

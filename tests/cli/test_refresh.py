@@ -79,8 +79,7 @@ def test_a_refit_that_lacks_queries_is_reported_and_no_failure(run, files):
     client.insert("products_hubness", rows)
     client.close()
 
-    now = ("--client-ttl", "0")
-    done = run("refresh", "products_hubness", "--refit-share", "0.5", *now, "--json")
+    done = run("refresh", "products_hubness", "--refit-share", "0.5", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["refresh"]
     assert told["action"] == "none"
@@ -89,9 +88,7 @@ def test_a_refit_that_lacks_queries_is_reported_and_no_failure(run, files):
         "a new bank is due: 80.0% of the rows are new or changed"
     )
 
-    shown = " ".join(
-        run("refresh", "products_hubness", "--refit-share", "0.5", *now).stdout.split()
-    )
+    shown = " ".join(run("refresh", "products_hubness", "--refit-share", "0.5").stdout.split())
     assert "a new bank is due: 80.0% of the rows are new or changed since" in shown
     assert "rows new or changed 80.0% since the bank was fitted" in shown
 

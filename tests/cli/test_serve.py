@@ -425,7 +425,7 @@ def test_the_first_configuration_leaves_the_banks_of_several_profiles(copied, ru
     connect("shop.db").create_alias("products_hubness", "live")
     added = ("--profile", "other", "--bank", "bank.npy", "--param", "k=4", "--force")
     for command in (
-        ("refresh", "live", *added, "--client-ttl", "0"),
+        ("refresh", "live", *added),
         ("bank", "sample", "live"),
         ("serve", "--init", "live"),
     ):

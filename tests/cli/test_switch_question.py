@@ -12,7 +12,7 @@ from tests.cli.conftest import DIM
 from tests.support.galleries import vectors
 from tests.support.terminals import CTRL_C, CTRL_D, Terminal, lines_of
 
-RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8", "--client-ttl", "0")
+RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--param", "k=8")
 QUESTION = "Switch live to products_hubness? [y/N] "
 
 
@@ -56,7 +56,7 @@ def test_any_other_reply_leaves_the_copy_for_the_cutover(live, run, at_terminal,
     status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
     assert (status["phase"], status["lease"]) == ("verified", None)
 
-    done = run("migrate", "cutover", "products", "--alias", "live", "--client-ttl", "0")
+    done = run("migrate", "cutover", "products", "--alias", "live")
     assert done.returncode == 0, done.stderr
     assert behind("live") == "products_hubness"
 
@@ -71,14 +71,14 @@ def test_ctrl_c_at_the_question_ends_the_run_and_it_can_be_continued(live, run, 
     status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
     assert (status["phase"], status["lease"]) == ("verified", None)
 
-    again = run("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
+    again = run("migrate", "run", "products", "--alias", "live")
     assert again.returncode == 0, again.stderr
     assert behind("live") == "products_hubness"
 
 
 def test_a_continued_run_puts_the_question_too(live, run, at_terminal):
     assert run(*RUN).returncode == 0
-    carry_on = ("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
+    carry_on = ("migrate", "run", "products", "--alias", "live")
     code, screen = at_terminal(*carry_on, replies=["y\n"])
     assert code == 0, screen.shown
     assert QUESTION in screen.shown

@@ -134,7 +134,7 @@ def refusing():
 @pytest.mark.parametrize("variables", [{}, {"MILVUS_HUBNESS_TOKEN": "root:wrong-token"}])
 def test_a_token_that_milvus_does_not_take_is_named(run, refusing, variables):
     done = run("status", "products", uri=refusing, **variables)
-    assert_fails(done, 1, f"Milvus at {refusing} refuses the token", "--token-file")
+    assert_fails(done, 1, f"Milvus at {refusing} refuses the token", "$MILVUS_HUBNESS_TOKEN")
     assert "wrong-token" not in done.stderr
 
 

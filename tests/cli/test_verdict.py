@@ -79,7 +79,7 @@ def test_a_plan_shows_the_verdict_and_exits_with_0(shop, run):
 
 def test_refresh_refuses_it_and_status_shows_what_was_judged(shop, run):
     assert run("enable", "photos", "--bank", "fitting.npy").returncode == 0
-    done = run("refresh", "photos", "--bank", "photos.npy", "--client-ttl", "0")
+    done = run("refresh", "photos", "--bank", "photos.npy")
     assert done.returncode == 3
     assert "looks like a bank of items" in done.stdout
     shown = run("status", "photos")

@@ -24,11 +24,11 @@ from milvus_hubness.correction.kinds import (
     KindMeans,
     KindRule,
     Kinds,
-    expect_factor,
     expect_room,
     kinds_from,
     rule_of_field,
 )
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from tests.support.galleries import similarity, single_queries, vector_codec, vectors
@@ -352,7 +352,7 @@ def test_means_must_fit_the_state():
 @pytest.mark.parametrize("factor", [-1, float("nan"), float("inf"), "1", True, [1]])
 def test_a_factor_of_kinds_is_a_number_from_0_up(factor):
     with pytest.raises(InvalidParameter, match="kinds is a number from 0 up"):
-        expect_factor(factor)
+        Overrides(kinds=factor).checked()
 
 
 @pytest.mark.parametrize(

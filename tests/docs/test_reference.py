@@ -145,7 +145,9 @@ def test_every_environment_variable_is_listed():
 
     exist = {
         options.TOKEN_VARIABLE,
+        options.TOKEN_VARIABLE + options.FILE_SUFFIX,
         options.APPLICATION_TOKEN_VARIABLE,
+        options.APPLICATION_TOKEN_VARIABLE + options.FILE_SUFFIX,
         *options.URI_VARIABLES,
         "RAY_ADDRESS",
         SCREEN_VARIABLE,

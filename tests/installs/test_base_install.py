@@ -173,7 +173,7 @@ def test_commands_without_their_extra_name_it(programs, serve, tmp_path):
     uri, bank = serve("commands.db"), tmp_path / "bank.npy"
     np.save(bank, vectors(np.random.default_rng(2), 60, 16))
     command = programs / "milvus-hubness"
-    anew = ["refresh", "--bank", bank, "--force", "--rename", "--client-ttl", "0"]
+    anew = ["refresh", "--bank", bank, "--force", "--rename"]
     for arguments in (["status"], ["refresh"], anew):
         assert "migrated" in succeed(
             command, arguments[0], "migrated", *arguments[1:], "--uri", uri

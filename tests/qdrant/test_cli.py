@@ -48,17 +48,13 @@ def run(folder, command):
     return call
 
 
-FAST = ("--client-ttl", "0")
-
-
-def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
+def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder, monkeypatch):
     """Refused before anything is written."""
-    (folder / "token").write_text("key-of-the-shop")
-    token = ("--application-token-file", str(folder / "token"))
+    monkeypatch.setenv("MILVUS_HUBNESS_APPLICATION_TOKEN", "key-of-the-shop")
     bank = str(folder / "bank.npy")
-    done = command("migrate", "run", "--rehearse", "items", "--bank", bank, *token, *FAST)
+    done = command("migrate", "run", "--rehearse", "items", "--bank", bank)
     assert done.exit_code != 0
-    assert "rights can be tried on Milvus only: leave out --application-token-file" in str(
+    assert "rights can be tried on Milvus only: unset $MILVUS_HUBNESS_APPLICATION_TOKEN" in str(
         done.exception
     )
     assert json.loads(command("migrate", "status", "--json").stdout) == {"migrations": []}
@@ -67,9 +63,7 @@ def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
 def test_a_printed_command_quotes_names_with_spaces(run, folder):
     names = ("--target", "items of spring", "--alias", "the live one")
     bank = str(folder / "bank.npy")
-    made = run(
-        "migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4", *names, *FAST
-    )
+    made = run("migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4", *names)
     assert made["clean"] == "milvus-hubness migrate clean items --drop 'items of spring'"
     assert "migrate cutover items --alias 'the live one': the live one leads" in made["cutover"][0]
 
@@ -82,23 +76,23 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     )["plan"]
     assert (planned["rows"], planned["target"]) == (60, "items_hubness")
     assert run("status", "items")["status"]["aliases"] == []
-    made = run("migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4", *FAST)
+    made = run("migrate", "run", "--rehearse", "items", "--bank", bank, "--param", "k=4")
     assert made["target"] == "items_hubness"
     shown = run("migrate", "status", "items")["migration"]
     assert (shown["phase"], shown["rows"]) == ("verified", 60)
-    moved = run("migrate", "cutover", "items", "--alias", "live", *FAST)
+    moved = run("migrate", "cutover", "items", "--alias", "live")
     assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
-    assert run("migrate", "run", "items", *FAST)["phase"] == "switched", "nothing is left to do"
+    assert run("migrate", "run", "items")["phase"] == "switched", "nothing is left to do"
     told = run("status", "live")["status"]
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
-    checked = run("refresh", "live", "--refit-share", "0.2", *FAST)["refresh"]
+    checked = run("refresh", "live", "--refit-share", "0.2")["refresh"]
     assert (checked["action"], checked["unfitted_share"]) == ("none", 0)
-    done = run("refresh", "live", "--bank", other, "--force", *FAST)["refresh"]
+    done = run("refresh", "live", "--bank", other, "--force")["refresh"]
     assert (done["action"], done["epoch"]) == ("full", 2)
     for source in ("items_hubness", "items"):
-        back = run("migrate", "rollback", "live", *FAST)
+        back = run("migrate", "rollback", "live")
         assert (back["alias"], back["source"]) == ("live", source)
-    again = run("migrate", "rollback", "live", *FAST)
+    again = run("migrate", "rollback", "live")
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
     cleaning = ("migrate", "clean", "items", "--drop", "items_hubness")
     assert run(*cleaning)["clean"]["would_drop"] == {
@@ -114,12 +108,12 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
 
 def test_other_options_than_those_of_a_switched_migration_are_refused(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
-    options = ("items", "--param", "k=4", *FAST)
+    options = ("items", "--param", "k=4")
     run("migrate", "run", *options, "--bank", bank, "--alias", "one")
     with pytest.raises(InvalidParameter, match=r"^--alias two: .* is 'switched' with --alias one"):
         run("migrate", "run", *options, "--bank", bank, "--alias", "two")
     with pytest.raises(InvalidParameter, match=r"^--alias two: .* is 'switched' with --alias one"):
-        run("migrate", "cutover", "items", "--alias", "two", *FAST)
+        run("migrate", "cutover", "items", "--alias", "two")
     for different in (("--bank", other), ("--bank", bank, "--on-hub", "warn")):
         with pytest.raises(InvalidParameter, match=r"^--(bank|on-hub): .* with other options"):
             run("migrate", "run", *options, *different, "--alias", "one")
@@ -138,7 +132,7 @@ def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
     assert "vectors of 16 numbers, so that plain clients fail" in words
     assert "HubnessQdrantClient" in words
 
-    run("migrate", "run", "items", "--bank", str(folder / "bank.npy"), "--alias", "live", *FAST)
+    run("migrate", "run", "items", "--bank", str(folder / "bank.npy"), "--alias", "live")
     client = QdrantClient(path=str(folder / "data"))
     assert client.scroll("items_hubness", limit=1)[0][0].payload == {}
     client.close()
@@ -146,12 +140,12 @@ def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
 
 def test_a_migration_whose_alias_has_moved_on_says_so(run, command, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
-    run("migrate", "run", "items", "--bank", bank, "--param", "k=4", "--alias", "live", *FAST)
+    run("migrate", "run", "items", "--bank", bank, "--param", "k=4", "--alias", "live")
     again = ("migrate", "run", "items")
     assert run(*again)["leads_to"] == "items_hubness"
     assert "now ->" not in command(*again, catch_exceptions=False).stdout
 
-    done = run("refresh", "live", "--bank", other, *FAST)["refresh"]
+    done = run("refresh", "live", "--bank", other)["refresh"]
     assert (done["action"], done["former_copy"]) == ("full", "items_hubness")
     assert run(*again)["leads_to"] == done["collection"]
     for words in (again, ("migrate", "status", "items")):
@@ -160,7 +154,7 @@ def test_a_migration_whose_alias_has_moved_on_says_so(run, command, folder):
     # In the table of all, the name of the copy may need a line of its own.
     assert "live, now ->" in command("migrate", "status", catch_exceptions=False).stdout
     assert "migrate rollback live" in command(*again, catch_exceptions=False).stdout
-    assert run("migrate", "rollback", "live", *FAST)["source"] == "items_hubness"
+    assert run("migrate", "rollback", "live")["source"] == "items_hubness"
 
 
 def test_points_of_several_vectors(run, folder):
@@ -182,20 +176,20 @@ def test_points_of_several_vectors(run, folder):
     planned = run("migrate", "run", "--plan", "pages", *bank, "--alias", "live")["plan"]
     assert planned["bank"]["queries"] == 90
     assert 1 < planned["vectors_per_row"] < 5
-    moved = run("migrate", "run", "pages", *bank, "--alias", "live", *FAST)
+    moved = run("migrate", "run", "pages", *bank, "--alias", "live")
     assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
     with pytest.raises(CannotMigrate, match=r"^the vector of 'pages' has several vectors a row"):
-        run("enable", "pages", *bank, *FAST)
+        run("enable", "pages", *bank)
     # The bank of the collection itself is read from there, too.
     own = ("--bank", "collection:pages")
-    done = run("refresh", "live", *own, "--force", *FAST)["refresh"]
+    done = run("refresh", "live", *own, "--force")["refresh"]
     assert (done["action"], done["written"]) == ("full", 60)
     for source in ("pages_hubness", "pages"):
-        assert run("migrate", "rollback", "live", *FAST)["source"] == source
+        assert run("migrate", "rollback", "live")["source"] == source
 
 
 def test_without_a_copy(run, folder):
-    bank = ("--bank", str(folder / "bank.npy"), "--param", "k=4", *FAST)
+    bank = ("--bank", str(folder / "bank.npy"), "--param", "k=4")
     assert run("enable", "items", *bank, "--plan")["plan"]["side_collections"] == []
     made = run("enable", "items", *bank)["enable"]
     assert (made["rows"], made["side_collection"]) == (60, None)
@@ -245,7 +239,7 @@ def test_what_the_store_cannot_do_is_refused(run, folder, monkeypatch, case):
 
 
 def test_jobs_of_the_library_take_the_address(folder, run):
-    run("enable", "items", "--bank", str(folder / "bank.npy"), "--param", "k=4", *FAST)
+    run("enable", "items", "--bank", str(folder / "bank.npy"), "--param", "k=4")
     for _ in range(2):
         assert status(f"qdrant+file://{folder}/data", "items").where == "beside", "it is closed"
 
@@ -335,7 +329,7 @@ def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
     np.savez(folder / "clicks.npz", query=np.load(folder / "bank.npy"), key=keys)
 
     bank = str(folder / "bank.npy")
-    options = ("items", "--bank", bank, "--param", "k=4", "--force", *FAST)
+    options = ("items", "--bank", bank, "--param", "k=4", "--force")
     prior = ("--prior", "clicks", "--prior-weight", "0.2")
     planned = run("migrate", "run", "--plan", *options, *prior)["plan"]
     assert (planned["prior"]["field"], planned["prior"]["weight"]) == ("clicks", 0.2)
@@ -343,7 +337,7 @@ def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
     made = run("status", "items_hubness")["status"]["prior"]
     assert (made["source"], made["factor"] > 0) == ("field", True)
 
-    refresh = ("refresh", "live", *FAST)
+    refresh = ("refresh", "live")
     clicks = ("--prior-from", str(folder / "clicks.npz"), "--prior-weight", "0.2")
     assert run(*refresh, *clicks)["refresh"]["action"] == "full"
     assert run("status", "live")["status"]["prior"]["source"] == "pairs"

@@ -443,7 +443,7 @@ def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch, comma
         assert done.exit_code == code, done.output
         return done
 
-    words = ("items", "--bank", bank, "--param", "k=4", "--force", "--client-ttl", "0")
+    words = ("items", "--bank", bank, "--param", "k=4", "--force")
     plan = ("migrate", "run", "--plan", *words)
     shown = run(*plan, "--kind", "kind").stdout
     assert "image" in shown

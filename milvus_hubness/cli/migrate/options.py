@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.cli import options
 from milvus_hubness.errors import InvalidParameter
 
@@ -56,7 +55,6 @@ class Writers:
     """The options about clients that write during the migration."""
 
     no_writers: Annotated[bool, "Nobody writes to the collection: wait for no client."] = False
-    client_ttl: options.ClientTtl = STATE_TTL
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,7 @@ class Planning(options.RecipeOptions):
         measure: bool = False,
     ) -> Plan[PlannedCopy]:
         """Return the plan of these options. Raises typer.BadParameter if they name no bank."""
+        from milvus_hubness.jobs.common.lease_records import default_client_ttl
         from milvus_hubness.jobs.migration.plan import Copy
         from milvus_hubness.jobs.plan import plan_correction
 
@@ -109,7 +108,7 @@ class Planning(options.RecipeOptions):
                 index_params=options.pairs_of(self.index_param, "--index-param"),
                 restart=self.restart,
                 # Without writers there is no client to wait for.
-                client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+                client_ttl=0.0 if writers.no_writers else default_client_ttl(),
             ),
             field=self.field,
             bank_collection=self.bank_name,
@@ -188,19 +187,10 @@ class Extent:
     measure: Annotated[
         bool, "Measure the recall of the index on a sample, and how to regain it."
     ] = False
-    application_token_file: Annotated[
-        Path | None,
-        "With --rehearse: file with the token of an application, whose rights are tried too, by "
-        f"requests without effect. [default: ${options.APPLICATION_TOKEN_VARIABLE}]",
-    ] = None
 
     def __post_init__(self) -> None:
         if self.plan and self.rehearse:
             raise typer.BadParameter("give either --plan or --rehearse: a plan writes nothing")
-        if self.application_token_file and not self.rehearse:
-            raise typer.BadParameter(
-                "--application-token-file needs --rehearse, which tries rights"
-            )
 
 
 @dataclass(frozen=True)
@@ -208,9 +198,6 @@ class Pace:
     """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
-    chunk_seconds: Annotated[
-        float | None, "Target duration of one write in seconds, which sets its size."
-    ] = None
     engine: options.EngineName = "local"
 
 

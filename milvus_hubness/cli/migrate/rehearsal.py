@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.cli.console import say, show_facts
@@ -37,7 +36,7 @@ def rehearse(
     from milvus_hubness.jobs.migration.ledger import RENAMED
 
     session = Session(watching, pace, as_json=as_json)
-    application = _application(connection, extent.application_token_file)
+    application = _application(connection)
     store, migration = carry_out(
         connection,
         source,
@@ -78,20 +77,19 @@ def rehearse(
     show_last(as_json, report, lambda: _show_rehearsal(report, store, migration))
 
 
-def _application(connection: Connection, token_file: Path | None) -> TriesRights | None:
+def _application(connection: Connection) -> TriesRights | None:
     """Return what tries the rights of an application; None without its token.
 
     Before the rehearsal, so that a wrong token ends it at once. Raises InvalidParameter.
     """
     from milvus_hubness.jobs.migration.rights import TriesRights
 
-    store = connection.open_as_application(token_file)
+    store = connection.open_as_application()
     if store is None:
         return None
     if not isinstance(store, TriesRights):
         raise InvalidParameter(
-            "rights can be tried on Milvus only: leave out --application-token-file and "
-            f"${APPLICATION_TOKEN_VARIABLE}"
+            f"rights can be tried on Milvus only: unset ${APPLICATION_TOKEN_VARIABLE}"
         )
     return store
 

@@ -79,10 +79,9 @@ class Session:
             self._release.set()
 
         pace = pace or Pace()
-        self._throttle = Throttle(pace.rows_per_second, pace.chunk_seconds)
+        self._throttle = Throttle(pace.rows_per_second)
         self._options = MigrationOptions(
             no_writers=watching.no_writers,
-            client_ttl=watching.client_ttl,
             throttle=self._throttle,
             release=self._release,
             engine=pace.engine,

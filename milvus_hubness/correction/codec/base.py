@@ -27,7 +27,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.senders import KindWeights, Sender
+from milvus_hubness.correction.codec.senders import FULL, QueryWeights, Sender
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
@@ -270,30 +270,18 @@ class RowCodec(ABC):
 
     # -- searches ---------------------------------------------------------------------------------
 
-    def pack_queries(
-        self,
-        queries: npt.ArrayLike,
-        strength: float = 1.0,
-        *,
-        slot: int = 0,
-        kinds: KindWeights | None = None,
-    ) -> list[Any]:
-        """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
-        return list(self.query_packer(strength, slot=slot, kinds=kinds)(queries))
+    def pack_queries(self, queries: npt.ArrayLike, weights: QueryWeights = FULL) -> list[Any]:
+        """Return the queries as pymilvus sends them. Raises as `encode_queries` does."""
+        return list(self.query_packer(weights)(queries))
 
     def query_packer(
-        self,
-        strength: float = 1.0,
-        *,
-        slot: int = 0,
-        kinds: KindWeights | None = None,
-        packed: bool = False,
+        self, weights: QueryWeights, *, packed: bool = False
     ) -> Callable[[npt.ArrayLike], Iterable[Any]]:
-        """Return what packs queries as `pack_queries` does with these arguments, perhaps as an array.
+        """Return what packs queries as `pack_queries` does with these weights, perhaps as an array.
 
         packed: whether float32 numbers may be bytes too.
         """
-        encode = self.query_encoder(strength, slot=slot, kinds=kinds)
+        encode = self.query_encoder(weights)
         if self.dtype == "float32":
             return encode.packed if packed and isinstance(encode, Sender) else encode
         form = self.form
@@ -309,26 +297,16 @@ class RowCodec(ABC):
         # Rounding can make the distance of equal vectors negative.
         return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
 
-    def encode_query(
-        self,
-        queries: npt.ArrayLike,
-        strength: float = 1.0,
-        *,
-        slot: int = 0,
-        kinds: KindWeights | None = None,
-    ) -> Floats:
+    def encode_queries(self, queries: npt.ArrayLike, weights: QueryWeights) -> Floats:
         """Return the queries (m, d) as the field takes them, (m, width).
 
-        kinds: the means of kinds to compare with; None for none. Raises as `Layout.encode_queries`
-        does.
+        Raises as `Layout.encode_queries` does.
         """
-        return self.query_encoder(strength, slot=slot, kinds=kinds)(queries)
+        return self.query_encoder(weights)(queries)
 
-    def query_encoder(
-        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
-    ) -> Callable[[npt.ArrayLike], Floats]:
-        """Return what encodes queries as `encode_query` does with these arguments."""
-        return self.layout.sender(strength, slot=slot, kinds=kinds)
+    def query_encoder(self, weights: QueryWeights) -> Callable[[npt.ArrayLike], Floats]:
+        """Return what encodes queries as `encode_queries` does with these weights."""
+        return self.layout.sender(weights.strength, slot=weights.slot, kinds=weights.kinds)
 
     def decode_scores(
         self,

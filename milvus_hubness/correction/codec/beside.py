@@ -28,7 +28,7 @@ from milvus_hubness.correction.codec.base import (
     RowBiases,
     RowCodec,
 )
-from milvus_hubness.correction.codec.senders import KindWeights
+from milvus_hubness.correction.codec.senders import QueryWeights
 
 SLOTS = 2
 """Slots of entries: that of the generation that searches read, and that of the other one."""
@@ -146,9 +146,7 @@ class BesideCodec(RowCodec):
 
     # -- searches ---------------------------------------------------------------------------------
 
-    def query_encoder(
-        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
-    ) -> Callable[[npt.ArrayLike], Floats]:
+    def query_encoder(self, weights: QueryWeights) -> Callable[[npt.ArrayLike], Floats]:
         return partial(self.layout.require_finite, what="query")
 
     def decode_scores(

@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.arrays import (
 )
 from milvus_hubness.correction.codec.base import Columns, VectorCodec
 from milvus_hubness.correction.codec.layout import Layout, are_finite, expect_finite
-from milvus_hubness.correction.codec.senders import KindWeights, Weights
+from milvus_hubness.correction.codec.senders import KindWeights, QueryWeights, Weights
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import InvalidParameter
@@ -181,14 +181,9 @@ class MultiVectorCodec(VectorCodec):
         return _with_tokens(vectors, partial(rounded, dtype=self.dtype))
 
     def query_packer(
-        self,
-        strength: float = 1.0,
-        *,
-        slot: int = 0,
-        kinds: KindWeights | None = None,
-        packed: bool = False,
+        self, weights: QueryWeights, *, packed: bool = False
     ) -> Callable[[npt.ArrayLike], Iterable[Any]]:
-        send = self.query_encoder(strength, slot=slot, kinds=kinds)
+        send = self.query_encoder(weights)
         return lambda queries: self.form.encode_queries(send(queries))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,21 @@ class KindWeights:
     sent: dict[tuple[str, float], ByKind] = field(default_factory=dict, repr=False)
     """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
     weights."""
+
+
+class QueryWeights(NamedTuple):
+    """What a search sends beside its queries."""
+
+    strength: float = 1.0
+    """w; 0 gives the raw ranking."""
+    slot: int = 0
+    """The slot whose biases count."""
+    kinds: KindWeights | None = None
+    """The means of kinds to compare with; None for none."""
+
+
+FULL = QueryWeights()
+"""The full correction by the first slot."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.estimators import Estimator, FittedBias
 from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
 from milvus_hubness.correction.kernels.policy import prefer_torch
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.jobs.store.protocols import Rows, Store
 
@@ -155,12 +156,7 @@ def _nearest(
     """
     valid = ~state.layout.invalid(bank.vectors)
     # A gate corrects hubs, and kinds are apart from it: nearest is what a search at strength 0 finds.
-    kinds = state.kinds_of(profile)
-    query_vectors = state.codec.encode_query(
-        bank.vectors[valid],
-        0.0,
-        slot=profile.slot,
-        kinds=None if kinds is None else kinds.weights(),
-    )
+    weights = state.query_weights(profile, Overrides(0.0))
+    query_vectors = state.codec.encode_queries(bank.vectors[valid], weights)
     nearest = iter(store.nearest(collection, state.field, query_vectors, k))
     return [next(nearest) if is_valid else [] for is_valid in valid]

@@ -241,7 +241,7 @@ def warm(store: Store, migration: Migration) -> None:
     queries = store.load_bank(state.profile.bank).queries.vectors[:searches]
     valid = queries[~state.layout.invalid(queries)]
     if len(valid):
-        vectors = state.codec.encode_query(valid, state.profile.strength, slot=state.profile.slot)
+        vectors = state.codec.encode_queries(valid, state.query_weights(state.profile))
         store.nearest(migration.target, state.field, vectors, 10)
 
 

@@ -23,6 +23,7 @@ from milvus_hubness.correction.codec.arrays import (
     unit_directions,
 )
 from milvus_hubness.correction.codec.base import Columns, Flags, RowCodec
+from milvus_hubness.correction.codec.senders import QueryWeights
 from milvus_hubness.correction.fitted import Correction, row_biases
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.state import CollectionState
@@ -114,7 +115,7 @@ class Endpoint:
     def nearest(self, store: Rows, field: str, vectors: Floats, k: int) -> list[list[Key]]:
         """Return the keys of the k raw nearest rows of vectors (m, d)."""
         if self.codec is not None and self.state is not None:
-            vectors = self.codec.encode_query(vectors, 0.0, slot=self.state.profile.slot)
+            vectors = self.codec.encode_queries(vectors, QueryWeights(0.0))
         return store.nearest(self.collection, field, vectors, k)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.methods import Methods, drive_async
@@ -144,9 +145,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
             function_chains,
             ids=ids,
             search_aggregation=search_aggregation,
-            strength=strength,
-            kinds=kinds,
-            profile=profile,
+            overrides=Overrides(strength, kinds, profile),
             rerank=rerank,
             candidates=candidates,
             with_raw_score=with_raw_score,

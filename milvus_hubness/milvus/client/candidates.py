@@ -54,11 +54,11 @@ class CandidateRewrite(Rewrite):
         Raises as Rewrite.ask does.
         """
         queries = self.queries(question)
-        strength = self.strength(question)
-        data = self.encoded_queries(question, queries, strength)
+        weights = self.weights(question)
+        data = self.codec.pack_queries(queries, weights)
         requested = self.without_metric(copied(question.search_params or {}))
         fields = self.reading.fields(question.output_fields)
-        if strength == 0:
+        if weights.strength == 0:
             return self._uncorrected(question, data, requested, fields)
 
         candidates = self._candidates(question)
@@ -70,7 +70,7 @@ class CandidateRewrite(Rewrite):
         def answer(results: Any, biases: Mapping[Any, float] | None = None) -> Any:
             for hits, query in zip(results, queries, strict=True):
                 is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
-                weight = strength if is_corrected else 0.0
+                weight = weights.strength if is_corrected else 0.0
                 of_hits = _biases(hits, biases)
                 self._rank(hits, query, of_hits, weight, bounds, question)
 

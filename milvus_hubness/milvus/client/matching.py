@@ -29,6 +29,7 @@ from milvus_hubness.correction.estimators.matching import (
 )
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.primitives import topk
+from milvus_hubness.correction.overrides import RAW
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile
 from milvus_hubness.milvus.client.messages import Question, expect_question
 from milvus_hubness.milvus.client.operations import Operations
@@ -298,7 +299,7 @@ class _Matching:
         """Add the rows that the index finds for each query."""
         # Without a listener: a batch does not stand for the queries of users.
         operations = self.operations
-        searches = Searches(operations.states, operations.biases, operations.reads, 0.0, 0.0, None)
+        searches = Searches(operations.states, operations.biases, operations.reads, RAW, None)
         pool = self.pool
         at_once = max(1, HITS_PER_REQUEST // candidates)
         while pool.searched < len(self.bank):
@@ -312,7 +313,6 @@ class _Matching:
                 candidates,
                 search_params=raised(copied(params or {}), candidates),
                 output_fields=[self.info.key_field],
-                strength=0.0,
             )
             answers = yield from searches.search(self.info.name, question, self.filter, self.search)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,6 +14,7 @@ from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
@@ -188,13 +188,6 @@ def normalises_scores(ranker: Any) -> bool:
     return False
 
 
-def expect_strength(strength: Any) -> None:
-    """Check a strength: None or a finite number. Raises InvalidParameter."""
-    is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
-    if strength is not None and not (is_number and math.isfinite(strength)):
-        raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
-
-
 def expect_state_ttl(seconds: Any) -> None:
     """Check a TTL: a number of at least 0. Raises InvalidParameter."""
     is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
@@ -227,12 +220,8 @@ class Question:
     search_params: Mapping[str, Any] | None = None
     output_fields: list[str] | None = None
     round_decimal: int = -1
-    strength: float | None = None
-    """w; None uses that of the profile."""
-    kinds: float | None = None
-    """κ, the factor of the correction by kind; None uses 1."""
-    profile: str | None = None
-    """The name of a bias profile; None uses the active one."""
+    overrides: Overrides = NONE
+    """How the search is corrected, where it says so."""
     rerank: GloballyCorrected | Adaptive | None = None
     """A GloballyCorrected ranks raw candidates against `bank`, an Adaptive corrected candidates."""
     candidates: int | None = None
@@ -266,10 +255,8 @@ class HybridQuestion:
     """That of pymilvus, which merges the answers."""
     limit: int
     output_fields: list[str] | None = None
-    strength: float | None = None
-    """As in `Question`, of all requests on corrected fields, like the two below."""
-    kinds: float | None = None
-    profile: str | None = None
+    overrides: Overrides = NONE
+    """As in `Question`, of all requests on corrected fields."""
 
 
 class AnsweredSearch(NamedTuple):

@@ -10,6 +10,7 @@ from pymilvus import AnnSearchRequest
 
 from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.basics.words import expect_word
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.collection_methods import CollectionMethods
@@ -131,7 +132,7 @@ class Methods(CollectionMethods):
 
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
-                strength, state_ttl, bank_budget, self._sampler, self.policy, kinds=kinds
+                Overrides(strength, kinds), state_ttl, bank_budget, self._sampler, self.policy
             )
 
         kwargs = with_keepalive(uri, kwargs)
@@ -292,9 +293,7 @@ class Methods(CollectionMethods):
             limit,
             search_params=search_params,
             output_fields=output_fields,
-            strength=strength,
-            kinds=kinds,
-            profile=profile,
+            overrides=Overrides(strength, kinds, profile),
             rerank=rerank,
             candidates=candidates,
             with_raw_score=with_raw_score,
@@ -437,7 +436,9 @@ class Methods(CollectionMethods):
         """
         self._expect_arguments(kwargs, OF_SEARCHES)
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
-        question = HybridQuestion(reqs, ranker, limit, output_fields, strength, kinds, profile)
+        question = HybridQuestion(
+            reqs, ranker, limit, output_fields, Overrides(strength, kinds, profile)
+        )
         return self._run(
             self._operations.searches.hybrid_search(collection_name, question, options)
         )

@@ -21,6 +21,7 @@ from pymilvus.client.iterator import SearchIteratorV2, query_iterator
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
 from milvus_hubness.correction.codec.arrays import without_tensors
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import StoreError, UnsupportedOperation
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.candidates import rewrite_of
@@ -148,10 +149,8 @@ class Pages:
         question = replace(question, data=data)
         rounding = {"round_decimal": question.round_decimal}
         expect_question(data, None, output_fields, question.search_params, rounding)
-        if question.strength is None:
-            question = replace(question, strength=self._searches.strength)
-        if question.kinds is None:
-            question = replace(question, kinds=self._searches.kinds)
+        overrides = question.overrides.over(self._searches.overrides)
+        question = replace(question, overrides=overrides)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
 
@@ -186,7 +185,7 @@ class Pages:
             return rewrite.ask(question)
 
         bank = yield from self._biases.bank(collection, rewrite.state, rewrite.profile(question))
-        raw = rewrite.ask(replace(question, strength=0.0))
+        raw = rewrite.ask(replace(question, overrides=question.overrides._replace(strength=0.0)))
         name = cached.collection_id.name
         key_field = cached.key_field
         args = (name, raw.data, options["filter"] or "", 1, [key_field], raw.search_params)
@@ -196,7 +195,7 @@ class Pages:
             return raw
 
         without_gate = rewrite.profile(question).model_copy(update={"gate": None})
-        state = rewrite.state.with_profile(without_gate, question.profile)
+        state = rewrite.state.with_profile(without_gate, question.overrides.profile)
         return replace(rewrite, state=state).ask(question)
 
     def _key_at(
@@ -407,18 +406,16 @@ class AsyncQueryIterator:
 class Operations:
     """The operations of a client, by subject, over one cache of collection states.
 
-    Raises InvalidParameter for an invalid strength, factor of kinds or TTL.
+    Raises InvalidParameter for invalid settings or TTL.
     """
 
     def __init__(
         self,
-        strength: float | None,
+        overrides: Overrides,
         state_ttl: float,
         bank_budget: int,
         listener: SearchListener | None = None,
         policy: ClientPolicy | None = None,
-        *,
-        kinds: float | None = None,
     ) -> None:
         self.states = StateCache(state_ttl, policy or ClientPolicy())
         self.biases = Biases(self.states, bank_budget, HubGuard())
@@ -426,5 +423,5 @@ class Operations:
         self.catalog = Catalog(self.states)
         self.writes = Writes(self.states, self.biases)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes)
-        self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, listener)
+        self.searches = Searches(self.states, self.biases, self.reads, overrides, listener)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)

@@ -18,6 +18,7 @@ from pymilvus import AnnSearchRequest
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.overrides import RAW
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -123,7 +124,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     """Return the request for the augmented vectors. Raises as Rewrite.ask does."""
     queries = rewrite.queries(question)
     return AnnSearchRequest(
-        data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
+        data=rewrite.codec.pack_queries(queries, rewrite.weights(question)),
         anns_field=rewrite.state.field,
         param=rewrite.search_params(question),
         limit=request.limit,
@@ -235,8 +236,7 @@ def reranked(
         search_params=raised(copied(question.search_params or {}), limit),
         output_fields=fields.requested,
         round_decimal=-1,
-        strength=question.strength if isinstance(how, Adaptive) else 0.0,
-        kinds=question.kinds if isinstance(how, Adaptive) else 0.0,
+        overrides=question.overrides if isinstance(how, Adaptive) else RAW,
         rerank=None,
         with_raw_score=False,
     )

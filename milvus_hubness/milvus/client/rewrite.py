@@ -18,8 +18,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded,
 )
 from milvus_hubness.correction.codec.base import RowCodec
-from milvus_hubness.correction.codec.senders import KindWeights
-from milvus_hubness.correction.kinds import expect_factor
+from milvus_hubness.correction.codec.senders import QueryWeights
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.correction.rerank.rerankers import gate
 from milvus_hubness.correction.state import CollectionState, Profile
@@ -35,7 +34,6 @@ from milvus_hubness.milvus.client.messages import (
     Question,
     SearchRequest,
     bound_in,
-    expect_strength,
     first_set,
     normalises_scores,
 )
@@ -206,33 +204,21 @@ class Rewrite:
 
     def profile(self, question: Question) -> Profile:
         """Return the bias profile of a question. Raises InvalidInput."""
-        return self.state.profile_of(question.profile)
+        return self.state.profile_of(question.overrides.profile)
 
-    def strength(self, question: Question) -> float:
-        """Return w of the question, or else of its profile.
-
-        Raises InvalidInput, InvalidParameter.
-        """
-        profile = self.profile(question)
-        expect_strength(question.strength)
-        return profile.strength if question.strength is None else float(question.strength)
-
-    def kinds(self, question: Question) -> KindWeights | None:
-        """Return the means of kinds that a question compares with; None without kinds.
+    def weights(self, question: Question) -> QueryWeights:
+        """Return what the question's searches send beside its queries.
 
         Raises InvalidInput, InvalidParameter.
         """
-        expect_factor(question.kinds)
-        kinds = self.state.kinds_of(self.profile(question))
-        factor = 1.0 if question.kinds is None else float(question.kinds)
-        return None if kinds is None else kinds.weights(factor)
+        return self.state.query_weights(self.profile(question), question.overrides)
 
     def is_gated(self, question: Question) -> bool:
-        return self.profile(question).gate is not None and self.strength(question) != 0
+        return self.profile(question).gate is not None and self.weights(question).strength != 0
 
     def ranks_candidates(self, question: Question) -> bool:
         """Whether the client fetches more hits than requested and ranks them."""
-        if self.codec.needs_candidates and self.strength(question) != 0:
+        if self.codec.needs_candidates and self.weights(question).strength != 0:
             return True
 
         how = question.rerank
@@ -296,11 +282,6 @@ class Rewrite:
         """
         return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
-    def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
-        """Return queries (m, d) as they are sent."""
-        slot = self.profile(question).slot
-        return self.codec.pack_queries(queries, strength, slot=slot, kinds=self.kinds(question))
-
     def apart(self, question: Question) -> list[Question]:
         """Split the question into parts that one request each can answer.
 
@@ -347,12 +328,10 @@ class Rewrite:
 
     def _asking(self, question: Question, *, packed: bool = False) -> Asking:
         """packed: whether the queries of requests may be bytes."""
-        strength = self.strength(question)
-        slot = self.profile(question).slot
-        kinds = self.kinds(question)
+        weights = self.weights(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
         params = self.search_params(question)
-        pack = self.codec.query_packer(strength, slot=slot, kinds=kinds, packed=packed)
+        pack = self.codec.query_packer(weights, packed=packed)
         has_scores = self.scores_are_products(question)
         is_answer = has_scores and self.reading.need_no_conversion(fields)
         is_rounded = self.state.dtype != "float32"
@@ -363,7 +342,7 @@ class Rewrite:
             def answer(results: Any) -> Any:
                 if not has_scores:
                     rows = self.codec.layout.rows(queries)
-                    self._score(results, rows, strength, question)
+                    self._score(results, rows, weights.strength, question)
                 return self.reading.hits_out(results, fields)
 
             # pymilvus and the proxy may change the parameters of a request.
@@ -433,7 +412,7 @@ class Rewrite:
     def _gated(self, question: Question) -> SearchRequest:
         """Return one request that has every query twice, raw and corrected."""
         queries = self.queries(question)
-        strength = self.strength(question)
+        weights = self.weights(question)
         params = self.search_params(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
@@ -441,7 +420,7 @@ class Rewrite:
             raw = results[: len(queries)]
             corrected = results[len(queries) :]
             self._score(raw, queries, 0.0, question)
-            self._score(corrected, queries, strength, question)
+            self._score(corrected, queries, weights.strength, question)
 
             # A query is corrected if its raw nearest row is one that opens the gate.
             nearest = [hits[0].id if hits else None for hits in raw]
@@ -451,8 +430,8 @@ class Rewrite:
             return self.reading.hits_out(results, fields)
 
         data = [
-            *self.encoded_queries(question, queries, 0.0),
-            *self.encoded_queries(question, queries, strength),
+            *self.codec.pack_queries(queries, weights._replace(strength=0.0)),
+            *self.codec.pack_queries(queries, weights),
         ]
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 

@@ -17,7 +17,7 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
-from milvus_hubness.correction.kinds import expect_factor
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -39,7 +39,6 @@ from milvus_hubness.milvus.client.messages import (
     expect_candidates,
     expect_limit,
     expect_question,
-    expect_strength,
     expect_whole_hits,
     first_set,
     offset_in,
@@ -64,7 +63,8 @@ MAX_PREPARED = 256
 """Prepared searches of a collection state; further ones are built for each call."""
 TEXTS = frozenset([str])
 VECTORS = frozenset([list, np.ndarray])
-"""Types of names and of vectors; those of other types are looked at closely."""
+NUMBERS = frozenset([float, int, type(None)])
+"""Types of names, of vectors and of settings; those of other types are looked at closely."""
 UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
 """Arguments with which no search is prepared."""
 NEED_SERVER_RANKS = frozenset([*ORDERED, *GROUPED, *ITERATED]) - UNUSUAL
@@ -88,8 +88,8 @@ class SearchListener(Protocol):
 class Searches:
     """`search` and `hybrid_search`.
 
-    strength: w of searches that name none. listener: None for searches of which nobody is to know.
-    Raises InvalidParameter for an invalid strength.
+    overrides: settings of searches that name none. listener: None for searches of which nobody is to
+    know. Raises InvalidParameter for invalid settings.
     """
 
     def __init__(
@@ -97,14 +97,10 @@ class Searches:
         states: StateCache,
         biases: Biases,
         reads: Reads,
-        strength: float | None,
-        kinds: float | None,
+        overrides: Overrides,
         listener: SearchListener | None,
     ) -> None:
-        expect_strength(strength)
-        expect_factor(kinds)
-        self.strength = strength
-        self.kinds = kinds
+        self.overrides = overrides.checked()
         self._states = states
         self._biases = biases
         self._reads = reads
@@ -300,8 +296,7 @@ class Searches:
             offset=further.pop("offset", None) or params.pop("offset", None) or 0,
             search_params=params,
             round_decimal=further.pop("round_decimal", -1),
-            strength=self.strength if question.strength is None else question.strength,
-            kinds=self.kinds if question.kinds is None else question.kinds,
+            overrides=question.overrides.over(self.overrides),
         )
         return whole, further
 
@@ -420,10 +415,11 @@ class Searches:
         """Search by this collection state, by one request if the server can merge the answers."""
         requests = hybrid.requests
         output_fields = hybrid.output_fields
-        profile = hybrid.profile
+        overrides = hybrid.overrides.over(self.overrides)
+        without_profile = overrides._replace(profile=None)
         expect_whole_hits(output_fields, cached.states, options)
         states = [cached.state_of(request.anns_field) for request in requests]
-        ranking.require_profile(profile, [state for state in states if state])
+        ranking.require_profile(overrides.profile, [state for state in states if state])
 
         parts: list[_Part] = []
         for request, state in zip(requests, states, strict=True):
@@ -433,9 +429,9 @@ class Searches:
                 # An offset is that of the whole, which a server looks at alone, too.
                 search_params=_without_offset(request.param),
                 output_fields=output_fields,
-                strength=self.strength if hybrid.strength is None else hybrid.strength,
-                kinds=self.kinds if hybrid.kinds is None else hybrid.kinds,
-                profile=profile if state and profile in state.profiles else None,
+                overrides=overrides
+                if state and overrides.profile in state.profiles
+                else without_profile,
             )
             rewrite = rewrite_of(state, cached.reading) if state else None
             parts.append((request, question, rewrite))
@@ -600,16 +596,14 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     """Return the kind of a search; None for unusual arguments and such as may be refused."""
     limit = question.limit
     names = question.output_fields
-    strength = question.strength
-    kinds = question.kinds
+    overrides = question.overrides
     are_names = names is None or (
         type(names) is list and all(names) and TEXTS.issuperset(map(type, names))
     )
     is_usual = (
         type(limit) is int
         and are_names
-        and (strength is None or type(strength) in (float, int))
-        and (kinds is None or type(kinds) in (float, int))
+        and NUMBERS.issuperset(map(type, (overrides.strength, overrides.kinds)))
         and question.rerank is None
         and question.candidates is None
         and UNUSUAL.isdisjoint(options)
@@ -628,9 +622,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         limit,
         None if names is None else tuple(names),
         repr(question.search_params) if question.search_params else "",
-        strength,
-        kinds,
-        question.profile,
+        overrides,
         bool(question.with_raw_score),
         needing_ranks,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import OF_SEARCHES, Question
@@ -117,9 +118,7 @@ class HubnessClient(Methods, MilvusClient):
             search_params=search_params,
             output_fields=output_fields,
             round_decimal=round_decimal,
-            strength=strength,
-            kinds=kinds,
-            profile=profile,
+            overrides=Overrides(strength, kinds, profile),
             with_raw_score=with_raw_score,
         )
         options: dict[str, Any] = {

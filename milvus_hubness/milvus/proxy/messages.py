@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -13,6 +13,7 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.correction.codec.arrays import encode
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.state import read_states
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.milvus.client.catalog import aliases_out, is_ours
@@ -172,10 +173,8 @@ def refusal(method: str, error: Exception) -> Any:
 MOST_SHOWN = 80
 """Characters of a value in a message."""
 
-STRENGTH = "hubness_strength"
-KINDS = "hubness_kinds"
-PROFILE = "hubness_profile"
-"""Parameters of a search for its correction."""
+OF_CORRECTION = ("hubness_strength", "hubness_kinds", "hubness_profile")
+"""Parameters of a search for its correction, in the order of `Overrides`."""
 
 METRIC = "metric_type"
 FIELD = "anns_field"
@@ -186,23 +185,13 @@ _REWRITTEN = (*RANGE_BOUNDS, *SEARCHED_AT_LEAST)
 """Parameters that a client may send in pairs of their own, and that `Rewrite` may change."""
 
 
-class Overrides(NamedTuple):
-    """Correction settings of a search."""
-
-    strength: float | None = None
-    """w; None for that of the profile."""
-
-    profile: str | None = None
-    """A bias profile; None for the active one."""
-
-    kinds: float | None = None
-    """κ, the factor of the correction by kind; None for 1."""
-
-    def updated(self, strength: Any, profile: Any, kinds: Any) -> Overrides:
-        """Replace those settings that are set here, from text. Raises InvalidParameter."""
-        weight = self.strength if strength in (None, "") else _number("strength", strength)
-        factor = self.kinds if kinds in (None, "") else _number("kinds", kinds)
-        return Overrides(weight, str(profile) if profile else self.profile, factor)
+def read_overrides(strength: Any, kinds: Any, profile: Any) -> Overrides:
+    """Return the settings in these texts, which may be empty or None. Raises InvalidParameter."""
+    return Overrides(
+        None if strength in (None, "") else _number("strength", strength),
+        None if kinds in (None, "") else _number("kinds", kinds),
+        str(profile) if profile else None,
+    )
 
 
 class SearchParameters:
@@ -211,7 +200,7 @@ class SearchParameters:
     Clients send a parameter in a pair of its own or in the JSON of the pair "params".
     """
 
-    def __init__(self, request: Any, default: Overrides | None = None) -> None:
+    def __init__(self, request: Any, default: Overrides = NONE) -> None:
         """Parse the request's pairs.
 
         default: settings where these have none. Raises InvalidParameter.
@@ -226,13 +215,10 @@ class SearchParameters:
             )
 
         # Milvus would refuse them, so both forms are removed; the outer one counts.
-        inner_strength = self._inner.pop(STRENGTH, None)
-        inner_profile = self._inner.pop(PROFILE, None)
-        inner_kinds = self._inner.pop(KINDS, None)
-        strength = self._pairs.pop(STRENGTH, None) or inner_strength
-        profile = self._pairs.pop(PROFILE, None) or inner_profile
-        kinds = self._pairs.pop(KINDS, None) or inner_kinds
-        self.overrides = (default or Overrides()).updated(strength, profile, kinds)
+        inner = [self._inner.pop(name, None) for name in OF_CORRECTION]
+        outer = [self._pairs.pop(name, None) for name in OF_CORRECTION]
+        settings = (own or within for own, within in zip(outer, inner, strict=True))
+        self.overrides = read_overrides(*settings).over(default)
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -304,10 +290,10 @@ def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
 
     Raises InvalidParameter.
     """
-    return Overrides().updated(
+    return read_overrides(
         header(headers, STRENGTH_HEADER),
-        header(headers, PROFILE_HEADER),
         header(headers, KINDS_HEADER),
+        header(headers, PROFILE_HEADER),
     )
 
 

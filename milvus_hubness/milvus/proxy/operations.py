@@ -11,13 +11,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.milvus.client.catalog import aliases_out, other_database
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.proxy.messages import (
     METRIC,
-    Overrides,
     Send,
     addressed,
     description_out,

@@ -19,9 +19,9 @@ from milvus_hubness.basics.defaults import (
     STATE_TTL,
 )
 from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates, read_pair
-from milvus_hubness.correction.kinds import expect_factor
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.errors import InvalidParameter, redacted
-from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
+from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535
@@ -92,11 +92,8 @@ class ProxyOptions:
     tls: Tls | None = None
     """Use TLS with clients."""
 
-    strength: float | None = None
-    """w of every search that names none; None uses that of each collection."""
-
-    kinds: float | None = None
-    """The factor of kinds of every search that names none; None uses 1."""
+    overrides: Overrides = NONE
+    """Settings of searches that name none."""
 
     state_ttl: float = STATE_TTL
     """Of the cached collection states, in seconds."""
@@ -121,8 +118,7 @@ class ProxyOptions:
         if not 0 <= self.port <= LAST_PORT:
             raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
 
-        expect_strength(self.strength)
-        expect_factor(self.kinds)
+        self.overrides.checked()
         expect_state_ttl(self.state_ttl)
         if self.certificates and not self.upstream_tls:
             raise InvalidParameter(

@@ -23,6 +23,7 @@ import numpy as np
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.correction.codec.arrays import BYTES, Dtype, Floats, decode
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -51,7 +52,6 @@ from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json
 from milvus_hubness.milvus.proxy.messages import (
     FIELD,
     METRIC,
-    Overrides,
     SearchParameters,
     Send,
     addressed,
@@ -303,12 +303,6 @@ def _question(
     else:
         queries = queries_in(request.placeholder_group, state)
 
-    strength = params.overrides.strength
-    if strength is None:
-        strength = operations.searches.strength
-    kinds = params.overrides.kinds
-    if kinds is None:
-        kinds = operations.searches.kinds
     # The server rounds the scores of an aggregation.
     is_rounded_here = not request.HasField("search_aggregation")
     decimals = checked_decimals(params.number("round_decimal", -1))
@@ -319,9 +313,7 @@ def _question(
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
         round_decimal=decimals if is_rounded_here else -1,
-        strength=strength,
-        kinds=kinds,
-        profile=params.overrides.profile,
+        overrides=params.overrides.over(operations.searches.overrides),
     )
 
 

@@ -239,11 +239,10 @@ class Session:
         self._client: MilvusClient | None = None
         self._sampler = Sampler(self._put_samples)
         self.operations = Operations(
-            options.strength,
+            options.overrides,
             options.state_ttl,
             DEFAULT_BANK_BUDGET,
             self._sampler,
-            kinds=options.kinds,
         )
         self.pools = CollectionPools(options.max_calls)
 

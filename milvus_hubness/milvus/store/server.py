@@ -342,7 +342,7 @@ def _unreachable(uri: str, error: MilvusException, options: Mapping[str, Any]) -
         if answer.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return (
                 f"Milvus at {uri} refuses the token: give USER:PASSWORD or an API key in "
-                f"$MILVUS_HUBNESS_TOKEN or --token-file ({answer.details()})"
+                f"$MILVUS_HUBNESS_TOKEN ({answer.details()})"
             )
         return f"no Milvus answers at {uri}: {_cause(uri, str(answer.details()), options)}"
 

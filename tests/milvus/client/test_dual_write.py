@@ -11,6 +11,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.overrides import NONE
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.milvus.client.messages import Write
@@ -29,7 +30,7 @@ class Database:
 
     def __init__(self, dual_write=None):
         self.dual_write, self.asked, self.failing = dual_write, [], 0
-        self.operations = Operations(None, 3_600.0, 1 << 20)
+        self.operations = Operations(NONE, 3_600.0, 1 << 20)
 
     def answer(self, step):
         if isinstance(step, InStore):
@@ -163,7 +164,7 @@ class Alias:
                 self.properties[name][DUAL_WRITE_PROPERTY] = dual_write.model_dump_json()
         self.leads_to, self.meets, self.shows, self.move = leads_to, [], [], None
         self.written = {"plain": [], "copy": []}
-        self.operations = Operations(None, 3_600.0, 1 << 20)
+        self.operations = Operations(NONE, 3_600.0, 1 << 20)
 
     def answer(self, step):
         if isinstance(step, Pause | LearnSchema):
@@ -252,7 +253,7 @@ def test_what_would_be_added_twice_is_reported_instead(adds):
     """The name has come to lead elsewhere while an upsert was under way, and nobody can say whether the rows
     there have it. Once more it does no harm, unless it changes fields by what they hold."""
     alias = Alias("copy", mirrored=False)
-    alias.operations = Operations(None, 0.0, 1 << 20)
+    alias.operations = Operations(NONE, 0.0, 1 << 20)
     alias.move = ("plain", [], [])
     rows = [{"id": 2, "vector": [1.0] * Alias.DIM, "tags": ["x"]}]
     options = {"field_ops": {"tags": "array_append"}} if adds else {}
@@ -270,7 +271,7 @@ def test_what_is_known_is_as_old_as_the_question(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("milvus_hubness.milvus.client.state_cache.time.monotonic", lambda: now[0])
     database = Database()
-    database.operations = Operations(None, 5.0, 1 << 20)
+    database.operations = Operations(NONE, 5.0, 1 << 20)
 
     def slowly(step):
         outcome = database.answer(step)

@@ -15,6 +15,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.correction.codec.base import RowBiases, with_columns
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.state import (
     BankReference,
     CandidateReranking,
@@ -184,7 +185,7 @@ def test_answers_have_corrected_scores_and_the_vectors_that_were_given(field, st
             data,
             10,
             output_fields=["vector"],
-            strength=strength,
+            overrides=Overrides(strength),
             with_raw_score=True,
             round_decimal=-1,
         )
@@ -241,9 +242,9 @@ def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
             side_prefix="s", candidates=20, missed=0.0, allowed=0.01, queries=9
         )
         field = Field(dtype, metric, reranking)
-        question = Question(field.queries, 5)
-        for weight in (1.0, 0.0):
-            asked = field.rewrite.encoded_queries(question, field.rewrite.queries(question), weight)
+        for strength in (1.0, 0.0):
+            question = Question(field.queries, 5, overrides=Overrides(strength))
+            asked = field.rewrite.ask(question).data
             assert asked == encode(field.queries, dtype)
 
 

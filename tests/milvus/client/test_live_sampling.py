@@ -19,6 +19,7 @@ from milvus_hubness import (
     plan_correction,
 )
 from milvus_hubness.correction.codec.arrays import encode, rounded
+from milvus_hubness.correction.overrides import NONE
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, CollectionId
@@ -150,7 +151,7 @@ def test_queries_of_half_precision_are_sampled_as_numbers(rng, dtype):
     """What a search of such a field, that nothing corrects, gives to the sampler."""
     stored = []
     sampler = Sampler(lambda target, some: stored.extend(each.vector for each in some))
-    searches = Searches(not_called, not_called, not_called, None, None, sampler)
+    searches = Searches(not_called, not_called, not_called, NONE, sampler)
     sampling = Sampling(
         field="vector", samples_collection="s", rate=1.0, size=9, dim=DIM, dtype=dtype
     )

@@ -8,6 +8,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import NNN
+from milvus_hubness.correction.overrides import Overrides
 from tests.conftest import Backend
 from tests.milvus.proxy.hostile import DIM
 from tests.milvus.proxy.raw_calls import UNLIMITED
@@ -40,7 +41,7 @@ class Proxies:
         where = urlsplit(upstream)
         if (upstream, strength) not in self.running:
             self.running[upstream, strength] = ProxyHere(
-                where.netloc, strength=strength, state_ttl=0.0
+                where.netloc, overrides=Overrides(strength), state_ttl=0.0
             )
         return self.running[upstream, strength].uri + where.path
 

@@ -9,6 +9,7 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_correction
+from milvus_hubness.correction.overrides import RAW
 from tests.milvus.proxy.running import ForeignClient, ProxyHere
 from tests.support.galleries import plain_collection, vectors
 from tests.support.recipes import as_plan
@@ -185,7 +186,7 @@ def test_gated_searches_leave_the_kinds(lite):
 @under_cosine
 def test_a_proxy_may_leave_kinds_out_of_all_searches(mixture):
     upstream = mixture.backend.uri.removeprefix("http://")
-    with ProxyHere(upstream, strength=0.0, kinds=0.0, state_ttl=0.0) as proxy:
+    with ProxyHere(upstream, overrides=RAW, state_ttl=0.0) as proxy:
         client = ForeignClient(proxy.uri)
         raw = mixture.backend.client().search(mixture.source, data=mixture.queries, limit=LIMIT)
         assert_same(mixture.search(client), raw)

@@ -14,14 +14,16 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 from milvus_hubness import NNN, Layout
 from milvus_hubness.correction.codec.arrays import BYTES, encode, rounded
 from milvus_hubness.correction.codec.parts import BiasSlots
+from milvus_hubness.correction.codec.senders import QueryWeights
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import DimensionMismatch, NonFiniteVectors
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.rewrite import with_inner_bounds
 from milvus_hubness.milvus.client.searches import MAX_PREPARED
 from milvus_hubness.milvus.client.steps import LearnSchema
-from milvus_hubness.milvus.proxy.messages import Overrides, Send
+from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.searching import PLACEHOLDERS, queries_in, search
 from tests.milvus.proxy.running import ProxyHere, eventually
 from tests.milvus.proxy.upstreams import FakeUpstream
@@ -29,7 +31,6 @@ from tests.milvus.proxy.upstreams import FakeUpstream
 DIM, NAME = 6, "c"
 FIELDS = [{"name": "id", "is_primary": True}, {"name": "vector"}, {"name": "group"}]
 CHANGED = ("search_params", "placeholder_group", "output_fields")
-NONE = Overrides()
 FIXED = {"field": "vector", "suffix": "", "dtype": "float32", "source": NAME, "phase": "ready"}
 SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 
@@ -61,7 +62,7 @@ class Server:
 
     def __init__(self, state, columns=(), named=()):
         self.operations, self.columns, self.named, self.sent = (
-            Operations(None, 60.0, 1 << 20),
+            Operations(NONE, 60.0, 1 << 20),
             columns,
             named,
             [],
@@ -202,7 +203,10 @@ def expect_rewritten(sent, request, state, queries, pairs, inner, header):
         s for s in (strength, inner.pop("hubness_strength", None), header, 0.75) if s is not None
     )
     expected = b"".join(
-        map(bytes, state.codec.pack_queries(queries, float(strength), slot=state.profile.slot))
+        map(
+            bytes,
+            state.codec.pack_queries(queries, QueryWeights(float(strength), state.profile.slot)),
+        )
     )
     [placeholder] = common_pb2.PlaceholderGroup.FromString(sent.placeholder_group).placeholders
     assert placeholder.type == PLACEHOLDERS[state.dtype]

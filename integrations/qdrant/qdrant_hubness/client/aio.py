@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive_async
+from milvus_hubness.extending import STATE_TTL, Ask, Overrides, Pause, drive_async
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T
@@ -74,7 +74,8 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
             self._shared = client
 
         self._shares = client is not None
-        self._operations = Operations(strength, kinds, state_ttl, bank_budget, local=is_local(self))
+        overrides = Overrides(strength, kinds)
+        self._operations = Operations(overrides, state_ttl, bank_budget, local=is_local(self))
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As AsyncQdrantClient.close; the argument `client` stays open."""

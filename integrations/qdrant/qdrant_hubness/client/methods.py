@@ -8,7 +8,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.extending import expect_arguments
+from milvus_hubness.extending import Overrides, expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 from qdrant_hubness.client.state_cache import Operation
@@ -67,7 +67,9 @@ class Methods(ABC):
             lookup_from=lookup_from,
         )
         return self._run(
-            self._operations.query(collection_name, request, options, strength, kinds, profile)
+            self._operations.query(
+                collection_name, request, options, Overrides(strength, kinds, profile)
+            )
         )
 
     def query_batch_points(
@@ -83,7 +85,9 @@ class Methods(ABC):
         """As QdrantClient.query_batch_points; strength, kinds and profile as for query_points."""
         expect_arguments(options, OF_QUERIES)
         return self._run(
-            self._operations.batch(collection_name, requests, options, strength, kinds, profile)
+            self._operations.batch(
+                collection_name, requests, options, Overrides(strength, kinds, profile)
+            )
         )
 
     def query_points_groups(
@@ -125,7 +129,12 @@ class Methods(ABC):
         options["with_lookup"] = with_lookup
         return self._run(
             self._operations.groups(
-                collection_name, request, group_by, group_size, options, strength, kinds, profile
+                collection_name,
+                request,
+                group_by,
+                group_size,
+                options,
+                Overrides(strength, kinds, profile),
             )
         )
 

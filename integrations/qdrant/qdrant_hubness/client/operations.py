@@ -12,7 +12,7 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness import InvalidInput, UnsupportedOperation
-from milvus_hubness.extending import Ask, Floats, expect_factor
+from milvus_hubness.extending import Ask, Floats, Overrides
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
     Decoding,
@@ -90,9 +90,7 @@ class Operations(Writing):
         collection: str,
         request: models.QueryRequest,
         options: Options,
-        strength: float | None,
-        kinds: float | None,
-        profile: str | None,
+        overrides: Overrides,
     ) -> Operation[Any]:
         """As QdrantClient.query_points."""
 
@@ -100,16 +98,14 @@ class Operations(Writing):
             sent = {**arguments(requests[0]), **options}
             return [(yield Ask("query_points", (name,), sent))]
 
-        return (yield from self._queried(collection, [request], send, strength, kinds, profile))[0]
+        return (yield from self._queried(collection, [request], send, overrides))[0]
 
     def batch(
         self,
         collection: str,
         requests: Sequence[models.QueryRequest],
         options: Options,
-        strength: float | None,
-        kinds: float | None,
-        profile: str | None,
+        overrides: Overrides,
     ) -> Operation[list[Any]]:
         """As QdrantClient.query_batch_points."""
 
@@ -120,19 +116,17 @@ class Operations(Writing):
             )
             return answers
 
-        return self._queried(collection, requests, send, strength, kinds, profile)
+        return self._queried(collection, requests, send, overrides)
 
     def _queried(
         self,
         collection: str,
         requests: Sequence[models.QueryRequest],
         send: Callable[[str, Sequence[models.QueryRequest]], Operation[list[Any]]],
-        strength: float | None,
-        kinds: float | None,
-        profile: str | None,
+        overrides: Overrides,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
+            rewriter = self._rewriter(collection, cached, overrides)
             if len(requests) > 1:
                 rewriter = replace(rewriter, encoded=rewriter.encoded_together(requests))
 
@@ -170,15 +164,13 @@ class Operations(Writing):
         group_by: str,
         group_size: int,
         options: Options,
-        strength: float | None,
-        kinds: float | None,
-        profile: str | None,
+        overrides: Overrides,
     ) -> Operation[Any]:
         """As QdrantClient.query_points_groups."""
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = limit_of(request) * group_size
-            rewriter = self._rewriter(collection, cached, strength, kinds, profile)
+            rewriter = self._rewriter(collection, cached, overrides)
             sent, decoding = yield from self._rewritten(collection, rewriter, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation(
@@ -216,20 +208,14 @@ class Operations(Writing):
         self,
         collection: str,
         cached: CachedState,
-        strength: float | None,
-        kinds: float | None,
-        profile: str | None,
+        overrides: Overrides,
     ) -> Rewriter:
         """Return the rewriter of requests that name no points.
 
-        Raises InvalidInput for the strength and for the factor of kinds.
+        Raises InvalidParameter for the strength and for the factor of kinds.
         """
-        weight = self.strength if strength is None else strength
-        if weight is not None and not np.isfinite(weight):
-            raise InvalidInput(f"strength must be finite, got {weight!r}")
-        factor = self.kinds if kinds is None else kinds
-        expect_factor(factor)
-        return Rewriter(cached, collection, {}, weight, profile, factor)
+        settings = overrides.over(self.overrides).checked()
+        return Rewriter(cached, collection, {}, settings)
 
     def _rewritten(
         self, collection: str, rewriter: Rewriter, request: models.QueryRequest, most: int

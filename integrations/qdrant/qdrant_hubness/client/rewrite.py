@@ -21,6 +21,7 @@ from milvus_hubness.extending import (
     SLOT_KEYS,
     CollectionState,
     Floats,
+    Overrides,
     Profile,
     packed_vectors,
 )
@@ -202,14 +203,8 @@ class Rewriter:
     vectors: Vectors
     """The user's vectors of all points that the request names, see `points_named`."""
 
-    strength: float | None = None
-    """w; None for that of the profile."""
-
-    profile: str | None = None
-    """The name of the bias profile; None for the active one."""
-
-    kinds: float | None = None
-    """κ, the factor of the correction by kind; None for 1."""
+    overrides: Overrides
+    """How the queries are corrected, where they say so."""
 
     encoded: Mapping[int, Uncopied] = field(default_factory=dict)
     """Augmented queries that were made together, see `encoded_together`."""
@@ -236,7 +231,7 @@ class Rewriter:
 
             rows = packed_vectors(values, state.dim)
             if rows is not None and np.isfinite(rows).all():
-                queries = self._encode(state, rows, self._weight(state))
+                queries = self._encode(state, rows)
                 encoded |= {
                     id(value): Uncopied(query) for value, query in zip(values, queries, strict=True)
                 }
@@ -282,12 +277,11 @@ class Rewriter:
         if state is None:
             return request.model_copy(update=changed), Decoding()
 
-        weight = self._weight(state)
         if state.codec.needs_candidates:
             plain = request.model_copy(update=changed)
-            return self._by_formula(plain, state, weight, most), Decoding()
+            return self._by_formula(plain, state, most), Decoding()
 
-        return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
+        return self._in_vectors(request, changed, query, state, is_top=is_top)
 
     def _rewritten_prefetch(self, prefetch: Any) -> Any:
         state = self.cached_state.state_of(prefetch.using)
@@ -301,11 +295,10 @@ class Rewriter:
         changed: dict[str, Any],
         query: Any,
         state: CollectionState,
-        weight: float,
         *,
         is_top: bool,
     ) -> tuple[Any, Decoding]:
-        encode = self._encoder(state, weight)
+        encode = self._encoder(state)
         if not isinstance(query, models.NearestQuery):
             if state.metric == "L2":
                 raise UnsupportedOperation(
@@ -323,7 +316,8 @@ class Rewriter:
             # The copy is searched by inner product, so thresholds become products, and the scores
             # of the answer become distances again.
             vector = as_vector(query.nearest)
-            decoding = Decoding(state, state.layout.rows(vector[None])[0], weight)
+            strength = self._strength(state)
+            decoding = Decoding(state, state.layout.rows(vector[None])[0], strength)
             if request.score_threshold is not None:
                 squared = request.score_threshold * abs(request.score_threshold)
                 changed["score_threshold"] = float(state.layout.products(squared, vector))
@@ -397,36 +391,33 @@ class Rewriter:
             )
         return query, excluded
 
-    def _weight(self, state: CollectionState) -> float:
-        return self._profile(state).strength if self.strength is None else float(self.strength)
-
     def _profile(self, state: CollectionState) -> Profile:
-        return state.profile_of(self.profile)
+        return state.profile_of(self.overrides.profile)
 
-    def _encoder(self, state: CollectionState, weight: float) -> Callable[[Any], list[float]]:
+    def _strength(self, state: CollectionState) -> float:
+        return state.query_weights(self._profile(state), self.overrides).strength
+
+    def _encoder(self, state: CollectionState) -> Callable[[Any], list[float]]:
         """Return the function that encodes a vector as an augmented query."""
 
         def encode(value: Any) -> list[float]:
             together = self.encoded.get(id(value))
-            return together or Uncopied(self._encode(state, as_rows(state, [value]), weight)[0])
+            return together or Uncopied(self._encode(state, as_rows(state, [value]))[0])
 
         return encode
 
-    def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
+    def _encode(self, state: CollectionState, rows: Floats) -> list[list[float]]:
         """Return the augmented queries of vectors (n, d),
         rounded as the vectors of the field are stored.
         """
-        profile = self._profile(state)
-        kinds = state.kinds_of(profile)
-        weights = None
-        if kinds is not None:
-            weights = kinds.weights(1.0 if self.kinds is None else self.kinds)
-        packed_queries = state.codec.pack_queries(rows, weight, slot=profile.slot, kinds=weights)
+        weights = state.query_weights(self._profile(state), self.overrides)
+        packed_queries = state.codec.pack_queries(rows, weights)
         return queries_of(state.codec.form, packed_queries)
 
-    def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:
+    def _by_formula(self, request: Any, state: CollectionState, most: int) -> Any:
         """Return a request for candidates, from whose scores a formula subtracts their biases."""
-        if weight == 0:
+        strength = self._strength(state)
+        if strength == 0:
             return request
 
         query = request.query
@@ -457,7 +448,7 @@ class Rewriter:
         key = SLOT_KEYS[profile.slot] + state.suffix
         number_key = NUMBER_KEYS[profile.slot] + state.suffix
         is_of_generation = schema.numbered(number_key, profile.generation)
-        bias = models.MultExpression(mult=[-weight, key, is_of_generation])
+        bias = models.MultExpression(mult=[-strength, key, is_of_generation])
         formula = models.SumExpression(sum=["$score", bias])
         changed = {
             "prefetch": candidates,

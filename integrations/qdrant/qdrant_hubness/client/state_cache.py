@@ -25,6 +25,7 @@ from milvus_hubness.extending import (
     DualWrite,
     Floats,
     Items,
+    Overrides,
     Pause,
     Profile,
     StoredBank,
@@ -64,19 +65,15 @@ class StateCache:
 
     def __init__(
         self,
-        strength: float | None,
-        kinds: float | None,
+        overrides: Overrides,
         state_ttl: float,
         bank_budget: int,
         *,
         local: bool,
     ) -> None:
         """local: whether the client is in the local mode, which keeps metadata of collections."""
-        self.strength = strength
-        """w of queries without one; None for that of the collection."""
-
-        self.kinds = kinds
-        """The factor of kinds of queries without one; None for 1."""
+        self.overrides = overrides
+        """Settings of queries that name none."""
 
         self._state_ttl = state_ttl
         """Seconds for which a state stays cached."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive
+from milvus_hubness.extending import STATE_TTL, Ask, Overrides, Pause, drive
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T
@@ -60,7 +60,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
             self._shared = client
 
         self._shares = client is not None
-        self._operations = Operations(strength, kinds, state_ttl, bank_budget, local=is_local(self))
+        overrides = Overrides(strength, kinds)
+        self._operations = Operations(overrides, state_ttl, bank_budget, local=is_local(self))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As QdrantClient.close; the argument `client` stays open."""
