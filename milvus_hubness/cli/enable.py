@@ -15,16 +15,11 @@ def enable(
     collection: Annotated[
         str, typer.Argument(help="Collection to correct; its vectors stay as they are.")
     ],
-    recipe: options.RecipeOptions,
+    planning: options.CorrectionOptions,
     connection: options.Connection,
-    key_column: options.ClickKeyColumn = None,
-    bank_name: options.BankName = None,
-    field: options.Field = None,
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
     ] = MAX_MISS_RATE,
-    on_hub: options.Guard = None,
-    force: options.Force = False,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -40,7 +35,7 @@ def enable(
     from milvus_hubness.jobs.enable.plan import Beside
     from milvus_hubness.jobs.plan import plan_correction
 
-    recipe.require(connection, collection, field)
+    planning.require(connection, collection, planning.field)
     store = connection.open()
     if not plan:
         # Before the plan, which takes a while and would be printed.
@@ -49,12 +44,10 @@ def enable(
         planned = plan_correction(
             store,
             collection,
-            recipe.recipe(
-                store, collection, field, key_column=key_column, force=force, on_hub=on_hub
-            ),
+            planning.recipe_for(store, collection),
             Beside(max_miss_rate),
-            field=field,
-            bank_collection=bank_name,
+            field=planning.field,
+            bank_collection=planning.bank_name,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

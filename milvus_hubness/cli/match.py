@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,21 @@ SUFFIXES = (".parquet", ".npz")
 """The formats of the file of matches."""
 
 
+@dataclass(frozen=True)
+class Matching:
+    """The options of `HubnessClient.match` of the same names."""
+
+    limit: Annotated[int, "Rows for each query.", {"min": 1}] = 10
+    candidates: Annotated[
+        int, "Rows that the index finds for each query, by raw score.", {"min": 1}
+    ] = 200
+    with_bank: Annotated[
+        bool, "The stored bank joins the queries, if these ask for some of the rows only."
+    ] = False
+    one_to_one: Annotated[bool, "Give each row to at most one query."] = False
+    filter: Annotated[str, "Match only rows of this filter, in Milvus's syntax."] = ""
+
+
 def match(
     collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
     queries: Annotated[str, "Queries to match, in the forms of --bank."],
@@ -25,15 +41,7 @@ def match(
         Path, "File to write: .parquet or .npz. Its parts are in OUT.parts until it is complete."
     ],
     connection: options.Connection,
-    limit: Annotated[int, "Rows for each query.", {"min": 1}] = 10,
-    candidates: Annotated[
-        int, "Rows that the index finds for each query, by raw score.", {"min": 1}
-    ] = 200,
-    with_bank: Annotated[
-        bool, "The stored bank joins the queries, if these ask for some of the rows only."
-    ] = False,
-    one_to_one: Annotated[bool, "Give each row to at most one query."] = False,
-    filter: Annotated[str, "Match only rows of this filter, in Milvus's syntax."] = "",
+    matching: Matching,
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -61,14 +69,10 @@ def match(
         matches = client.match(
             collection,
             bank,
-            limit,
-            filter,
+            **vars(matching),
             anns_field=field,
             folder=folder,
             progress=progress,
-            candidates=candidates,
-            with_bank=with_bank,
-            one_to_one=one_to_one,
         )
     client.close()
 

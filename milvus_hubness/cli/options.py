@@ -487,6 +487,29 @@ class RecipeOptions(PriorOptions, EstimatorOptions, BankOptions):
         )
 
 
+@dataclass(frozen=True)
+class CorrectionOptions(RecipeOptions):
+    """The options of the jobs that correct a collection for the first time."""
+
+    key_column: ClickKeyColumn = None
+    bank_name: BankName = None
+    field: Field = None
+    on_hub: Guard = None
+    force: Force = False
+
+    def recipe_for(self, store: Store, collection: str, **more: Any) -> Recipe:
+        """Return which biases the collection gets. more: further words. Raises as `recipe` does."""
+        return self.recipe(
+            store,
+            collection,
+            self.field,
+            key_column=self.key_column,
+            force=self.force,
+            on_hub=self.on_hub,
+            **more,
+        )
+
+
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
     """Return the names and values of NAME=VALUE texts.
 

@@ -42,9 +42,8 @@ def verify(
 def cutover(
     name: options.Name,
     switching: options.Switching,
-    watching: options.Watching,
+    watching: options.CutoverOptions,
     connection: Connection,
-    postpone_cutover: options.Postpone = False,
     target: options.Target = None,
     as_json: options.AsEvents = False,
 ) -> None:
@@ -58,7 +57,7 @@ def cutover(
     from milvus_hubness.jobs.migration.ledger import Ledger
     from milvus_hubness.jobs.migration.migrator import cutover
 
-    session = Session(watching, postponed=postpone_cutover, as_json=as_json)
+    session = Session(watching, postponed=watching.postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     # In a later phase the ledger has the name that an interrupted cutover was moving.

@@ -13,7 +13,6 @@ from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.common.plan import Plan
-    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.migration.ledger import Migration
     from milvus_hubness.jobs.migration.plan import PlannedCopy
     from milvus_hubness.jobs.store.protocols import Store
@@ -25,9 +24,6 @@ Source = Annotated[str, typer.Argument(help="Collection to correct.")]
 Target = Annotated[str | None, "Copy, required if the source has several copies."]
 AsEvents = Annotated[
     bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")
-]
-Postpone = Annotated[
-    bool, "Follow the source until the file of --control says 'now', then cut over."
 ]
 
 
@@ -58,12 +54,9 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Planning(options.RecipeOptions):
+class Planning(options.CorrectionOptions):
     """The options that define the copy."""
 
-    key_column: options.ClickKeyColumn = None
-    bank_name: options.BankName = None
-    field: options.Field = None
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
     kind: options.Kind = None
     index_type: Annotated[
@@ -74,8 +67,6 @@ class Planning(options.RecipeOptions):
         "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the "
         "source's]",
     ] = None
-    on_hub: options.Guard = None
-    force: options.Force = False
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
     )
@@ -98,7 +89,7 @@ class Planning(options.RecipeOptions):
         return plan_correction(
             store,
             source,
-            self._recipe(store, source),
+            self.recipe_for(store, source, kind=self.kind),
             Copy(
                 target=self.target,
                 alias=switching.alias,
@@ -114,18 +105,6 @@ class Planning(options.RecipeOptions):
             bank_collection=self.bank_name,
         )
 
-    def _recipe(self, store: Store, source: str) -> Recipe:
-        """Return which biases the copy gets."""
-        return self.recipe(
-            store,
-            source,
-            self.field,
-            key_column=self.key_column,
-            force=self.force,
-            kind=self.kind,
-            on_hub=self.on_hub,
-        )
-
     def validate_resumed(self, store: Store, migration: Migration) -> None:
         """Check that no option differs from those of a resumed migration.
 
@@ -136,7 +115,7 @@ class Planning(options.RecipeOptions):
 
         former = migration.arguments
         index = former.get("index") or {}
-        recipe = self._recipe(store, migration.source)
+        recipe = self.recipe_for(store, migration.source, kind=self.kind)
         estimator = recipe.estimator
         # More queries may have been sampled since: the migration goes on with those it began with.
         bank = None if isinstance(recipe.bank, str) else recipe.named_bank
@@ -209,3 +188,12 @@ class Watching(Writers):
         Path | None,
         'JSON file that controls the run whenever it changes, such as {"paused": true}.',
     ] = None
+
+
+@dataclass(frozen=True)
+class CutoverOptions(Watching):
+    """The options of what ends in a cutover."""
+
+    postpone_cutover: Annotated[
+        bool, "Follow the source until the file of --control says 'now', then cut over."
+    ] = False

@@ -28,10 +28,9 @@ def run(
     planning: options.Planning,
     switching: options.Switching,
     pace: options.Pace,
-    watching: options.Watching,
+    watching: options.CutoverOptions,
     extent: options.Extent,
     connection: Connection,
-    postpone_cutover: options.Postpone = False,
     yes: Annotated[bool, "Switch without the question that a terminal gets."] = False,
     as_json: options.AsEvents = False,
 ) -> None:
@@ -58,12 +57,12 @@ def run(
         return
 
     # Whoever runs a script has named what to switch, and nobody is there to answer.
-    is_to_ask = can_ask() and not (yes or as_json or postpone_cutover)
+    is_to_ask = can_ask() and not (yes or as_json or watching.postpone_cutover)
     name = source if switching.rename else switching.alias
     session = Session(
         watching,
         pace,
-        postponed=postpone_cutover,
+        postponed=watching.postpone_cutover,
         as_json=as_json,
         question_about=name if is_to_ask else None,
     )
