@@ -6,8 +6,8 @@ Sinkhorn(neighbors=64) is fitted on galleries of 10^4 to 10^5 items with a bank 
 dimensions with hubs, and caption_translation, of 256, tiled with noise. `tune` runs on the largest random gallery, and
 on caption_translation whole, with labels and without; --before times it there with the package of an earlier checkout
 too, in turns. Each run is a process of its own on one thread. Times are CPU seconds, of `tune` on caption_translation
-the less of two runs. Exponents are least-squares fits of log cost on log items. --save keeps the results, and writes
-the section "Measured" of scale.md; without --before it keeps the earlier times of the saved results. Exits with 1 if
+the less of two runs. Exponents are least-squares fits of log cost on log items. --save keeps the results; without
+--before it keeps the earlier times of the saved results. Exits with 1 if
 `tune` takes more than half of the earlier time, or a fit of Sinkhorn grows faster than items^1.1.
 """
 
@@ -35,7 +35,6 @@ ITEMS, BANK, DIM, NEIGHBORS = (10_000, 30_000, 100_000), 20_000, 512, 64
 NOISE = 0.05
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
-PAGE, START, END = Path(__file__).with_name("scale.md"), "## Measured\n", "## "
 MOST_OF_BEFORE, MOST_EXPONENT = 0.5, 1.1
 PARTS = {
     "top-k": {("primitives.py", "topk")},
@@ -44,15 +43,7 @@ PARTS = {
     "biases": {("base.py", "_evaluated")},
 }
 """The parts of a fit and of its biases, by the functions in which they are spent."""
-CALCULATED, CORES = (10**6, 10**7, 10**8), 64
-SETTINGS = {
-    10**6: "none, or `--engine ray` with the cores of one machine",
-    10**7: "`--engine ray` and `$RAY_ADDRESS` of a cluster, 64 cores or more",
-    10
-    ** 8: "`RayGallery` over functions that read shards of 10^6 items where they are; `gpus=1` where there are GPUs",
-}
-SAMPLED = {10**6: 1, 10**7: 1, 10**8: 100}
-"""The share of the items of a Sinkhorn fit on Ray, one in so many."""
+CALCULATED = (10**6, 10**7, 10**8)
 
 
 def unit(rows: Any) -> Any:
@@ -222,16 +213,12 @@ def calculated(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     line = np.polyfit([cell["items"] for cell in cells], mib, 1)
     for items in CALCULATED:
         hours = items / last["items"] / 3600
-        on_ray = hours * (
-            11 * last["parts"]["passes"] / 2 / SAMPLED[items] + last["parts"]["biases"]
-        )
         gib = float(np.polyval(line, items)) / 1024
         rows.append(
             {
                 "items": items,
                 "core_hours": hours * last["seconds"],
                 "gib": gib,
-                "ray_core_hours": on_ray,
             }
         )
     return rows
@@ -265,12 +252,9 @@ def markdown(results: dict[str, Any]) -> str:
         for row in results["tune_hubs"]
     )
     larger = [
-        [power(row["items"]), f"{row['core_hours']:.2f}", f"{row['gib']:.0f}", f"{row['ray_core_hours']:.1f}",
-         f"{row['ray_core_hours'] / CORES:.2f}", SETTINGS[row["items"]]]
+        [power(row["items"]), f"{row['core_hours']:.2f}", f"{row['gib']:.0f}"]
         for row in results["calculated"]
-    ]  # fmt: skip
-    head_of_larger = ["items", "one machine, core hours", "its memory, GiB", "Ray, core hours"]
-    head_of_larger += [f"hours on {CORES} cores", "setting"]
+    ]
     return f"""Sparse Sinkhorn with a bank of {BANK:,} queries, one thread; `captions` is caption_translation, tiled:
 
 {table(head, lines)}
@@ -283,10 +267,9 @@ Fitted growth: {grown}.
 
 `tune` without labels samples 20,000 items, so that its cost stays. On random vectors with hubs: {sampled}.
 
-By calculation from the random vectors, for {DIM} dimensions and {BANK:,} queries. On one machine Sinkhorn is
-sparse. On Ray it takes 11 passes over all scores, at 10^8 items over one item in 100, and one for the biases:
+By calculation from the random vectors, for {DIM} dimensions and {BANK:,} queries:
 
-{table(head_of_larger, larger)}
+{table(["items", "core hours", "memory, GiB"], larger)}
 """
 
 
@@ -341,8 +324,6 @@ def main() -> int:
     print("\n".join(broken) or "all bounds hold")
     if options.save:
         save("scale", {"environment": environment(started), **results}, text)
-        before, _, rest = PAGE.read_text().partition(START)
-        PAGE.write_text(f"{before}{START}\n{text}\n## {rest.partition(chr(10) + END)[2]}")
     return 1 if broken else 0
 
 

@@ -38,7 +38,7 @@ NAME = re.compile(
     """,
     re.VERBOSE,
 )
-NO_CLASSES = {"Milvus", "NaN", "NumPy", "Qdrant", "Ray", "TTL"}
+NO_CLASSES = {"Milvus", "NaN", "NumPy", "Qdrant", "TTL"}
 """Words of such sentences that are no names of classes."""
 
 
@@ -160,7 +160,7 @@ def test_docstrings_of_functions_and_fields_are_read():
             "",
         ),
         ("Raises as QueryBank.load does, and StoreError, which names Milvus. Return Any.", ""),
-        ('Raises MissingExtra for "RayData" without Ray, and InvalidInput for NaN.', ""),
+        ('Raises MissingExtra for "TorchData" without NumPy, and InvalidInput for NaN.', ""),
         ("Raise the parameters of a search. Return a NewSearch.", ""),
     ],
 )

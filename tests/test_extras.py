@@ -101,15 +101,16 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
 
     @app.command()
     def fit() -> None:
-        import ray  # noqa: F401
+        import cronsim  # noqa: F401
 
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "cronsim", None)
     monkeypatch.setattr(sys, "argv", ["milvus-hubness"])
     with pytest.raises(SystemExit) as raised:
         run(app)
     assert raised.value.code == 1
     assert (
-        capsys.readouterr().err == f"milvus-hubness: ray is not installed: {install_line('ray')}\n"
+        capsys.readouterr().err
+        == f"milvus-hubness: cronsim is not installed: {install_line('serve')}\n"
     )
 
 
@@ -189,7 +190,7 @@ def distributions_of():
     return names
 
 
-@pytest.mark.parametrize("module", sorted(set(EXTRAS) - {"tomli", "ray"}))
+@pytest.mark.parametrize("module", sorted(set(EXTRAS) - {"tomli"}))
 def test_the_extra_that_is_named_installs_the_module(module, distributions_of):
     lines = project(".")["optional-dependencies"][EXTRAS[module]]
     [distribution] = distributions_of[module]

@@ -12,7 +12,7 @@ from typer.main import get_command
 import milvus_hubness
 from milvus_hubness.cli import app
 
-OF_JOBS = {"torch", "sklearn", "scipy", "faiss", "safetensors", "cronsim", "starlette", "ray"}
+OF_JOBS = {"torch", "sklearn", "scipy", "faiss", "safetensors", "cronsim", "starlette"}
 
 
 def loaded_by(code, *arguments):

@@ -47,10 +47,6 @@ ALERT_BUDGET = 0.002
 HUB_SCAN_ROWS = 200_000
 """Rows up to which the service scans a collection for planted hubs: it reads all of them."""
 
-Engine = Literal["local", "ray"]
-"""Where biases are computed: on this machine, or on a Ray cluster."""
-
-
 BiasLocation = Literal["vector", "beside"]
 """Where the bias of an item is kept: in columns of its vector, in a copy, or beside it: in a side
 collection on Milvus, in keys of its payload on Qdrant. These words are the same in the API, the CLI

@@ -18,7 +18,6 @@ EXTRAS = {
     **dict.fromkeys(("safetensors", "scipy", "sklearn", "torch"), "jobs"),
     **dict.fromkeys(("cronsim", "prometheus_client", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
-    "ray": "ray",
 }
 """The extra of this package that installs a module."""
 

@@ -64,7 +64,7 @@ PANELS = {
         "restart", "drop", "keep", "keep_samples",
     ),
     "Load": (
-        "rows_per_second", "engine", "max_calls", "workers",
+        "rows_per_second", "max_calls", "workers",
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
@@ -85,7 +85,7 @@ RARE = {
     "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
     "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",
-    "rows_per_second", "engine", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
+    "rows_per_second", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
     "control", "restart_ttl", "max_skewness", "min_gain",
     "image_field", "image_folder", "save_run", "save_qrels", "run_depth",
 }  # fmt: skip

@@ -20,7 +20,6 @@ from milvus_hubness.basics.defaults import (
     KEY_VARIABLE,
     URI_VARIABLES,
     WHERE_FROM,
-    Engine,
     OnHub,
 )
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
@@ -85,11 +84,6 @@ QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."
 ]
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
-EngineName = Annotated[
-    Engine,
-    "Where biases are computed. local: this machine. ray: the Ray cluster of $RAY_ADDRESS, or all "
-    "local cores.",
-]
 
 
 Queries = Annotated[

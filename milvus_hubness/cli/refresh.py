@@ -44,7 +44,6 @@ class Refreshing:
         "Write all rows of a collection with a time to live, which starts again for each of them.",
     ] = False
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
-    engine: options.EngineName = "local"
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of RefreshOptions that these options set.

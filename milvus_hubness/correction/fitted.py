@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -86,9 +86,6 @@ class Correction:
     index less recall; no ranking changes."""
     are_new: bool = False
     """Whether the items were added together after the fit, see `FittedBias.new_bias`."""
-    compute: Callable[[Floats, bool], Biases] | None = None
-    """Maps items (m, d), as `items_of` returns them, and are_new to their biases (m,), in place of the
-    fit."""
     queries: QueryBank | None = None
     """The bank as the caller gave it, with its groups; `fitted.bank` has one query for each."""
     prior: Prior | None = None
@@ -111,15 +108,13 @@ class Correction:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
         start: Floats | None = None,
-        fit: Callable[..., FittedBias] | None = None,
         kinds: Kinds | None = None,
         gallery_kinds: KindNumbers | None = None,
     ) -> Correction:
         """Fit the estimator on the bank, gallery (n, d) and target bank.
 
         The layout reduces them to inner products. start: potentials of an earlier fit on this bank,
-        for iterative estimators. fit: a function called in place of the estimator's own `fit`; its
-        first argument is the estimator. kinds: the means to compare with. gallery_kinds: (n,) those
+        for iterative estimators. kinds: the means to compare with. gallery_kinds: (n,) those
         of the gallery. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors
         only, and InvalidInput if the estimator needs an argument that is missing, or for a target
         bank with kinds.
@@ -138,7 +133,7 @@ class Correction:
         if start is not None and start.shape == (len(reduced), estimator.potentials):
             inputs["start"] = start
 
-        fitted = (fit or type(estimator).fit)(estimator, reduced, **inputs)
+        fitted = estimator.fit(reduced, **inputs)
         return cls(layout, fitted, queries=QueryBank.of(bank), kinds=kinds)
 
     @classmethod
@@ -355,7 +350,7 @@ class Correction:
         product_count = rows * len(bank)
         if product_count > MOST_PRODUCTS:
             return False
-        if self.compute is not None or not self.fitted.takes_products:
+        if not self.fitted.takes_products:
             return False
         # Only CUDA computes a large product so much faster that two of them take less time.
         is_small = uses_numpy(product_count * bank.shape[1])
@@ -488,8 +483,6 @@ class Correction:
 
     def _biases(self, items: Floats) -> Biases:
         """Return the biases (n,) of items (n, d) as `items_of` returns them."""
-        if self.compute is not None:
-            return self.compute(items, self.are_new)
         bias = self.fitted.new_bias if self.are_new else self.fitted.bias
         return bias(items)
 

@@ -1,1 +1,1 @@
-"""What few need: QuARI, and galleries on a Ray cluster."""
+"""What few need: QuARI."""

@@ -123,7 +123,6 @@ def test_the_parameters_are_found():
     assert names >= {
         ("Recipe", "on_hub"),
         ("Recipe", "verdict"),
-        ("MigrationOptions", "engine"),
         ("HubnessClient.insert", "bias"),
         ("NNN", "kernel"),
         ("Layout", "metric"),

@@ -129,7 +129,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
     ("words", "choices"),
     [
         ("enable", "off|warn|refuse"),
-        ("migrate run", "local|ray"),
+        ("migrate run", "off|warn|refuse"),
         ("hubs", "off|warn|refuse"),
     ],
 )

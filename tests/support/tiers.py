@@ -126,8 +126,6 @@ TAKES_LONG = (
     "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-3",
     "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-4",
     "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-5",
-    "test_a_refresh_by_no_engine_changes_nothing[cluster",
-    "test_a_refresh_by_no_engine_changes_nothing[server",
     "test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is[rename",
     "test_a_write_is_divided[insert",
     "test_kinds.py::test_written_rows_get_their_kind",
@@ -165,9 +163,9 @@ USES_THE_SERVER = (
 """Parts of the names of tests on the Milvus 2.3.5 that workers share. It ends with the last of them."""
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
-SHARE_IMPORTS = ("/extras/ray/", "integrations/langchain/")
+SHARE_IMPORTS = ("integrations/langchain/",)
 """Folders whose tests share a worker, for what they import or start."""
-LONGEST_FIRST = (*ALONE, "test_migrate.py", "test_copy_index", "demo", "/extras/ray/", "/kernels/")
+LONGEST_FIRST = (*ALONE, "test_migrate.py", "test_copy_index", "demo", "/kernels/")
 
 
 def server_of(item: pytest.Item) -> str | None:
@@ -353,7 +351,7 @@ def given_server_of(nodeid: str) -> str:
 
 def scope_of(nodeid: str) -> str:
     """Return what a test shares a worker with: the tests of its module on one database, with what was made for the
-    module. Tests on Ray share one worker and its cluster, the demo and the examples the functions that they read. A
+    module. Tests of the demo and of the examples share the functions that they read. A
     long trial is alone."""
     file = nodeid.split("::")[0]
     if given := given_server_of(nodeid):

@@ -177,7 +177,6 @@ class Pace:
     """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
-    engine: options.EngineName = "local"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,6 @@ class Session:
             no_writers=watching.no_writers,
             throttle=self._throttle,
             release=self._release,
-            engine=pace.engine,
         )
 
     @contextmanager

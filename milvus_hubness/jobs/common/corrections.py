@@ -1,83 +1,18 @@
-"""Corrections of stored collections: loaded from their banks, and computed by an engine."""
+"""Corrections of stored collections, from their banks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from collections.abc import Container, Mapping
 from functools import partial
-from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Protocol
 
-from milvus_hubness.basics.defaults import Engine
-from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.estimators import Estimator, FittedBias
-from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.jobs.store.protocols import Rows, Store
-
-ENGINES = "milvus_hubness.engines"
-"""The group of entry points by which a package offers
-an engine: a module as `RemoteEngine` describes it.
-"""
-
-
-class RemoteEngine(Protocol):
-    """What fits and computes biases elsewhere, see `milvus_hubness.extras.ray`."""
-
-    def fit(
-        self,
-        estimator: Estimator,
-        bank: QueryBank,
-        gallery: Floats | None,
-        target_bank: QueryBank | None,
-        start: Floats | None,
-    ) -> FittedBias:
-        """Return the fitted estimator. Arguments as of `Estimator.fit`."""
-
-    def biases(
-        self, fitted: FittedBias, *, target_bank: QueryBank | None
-    ) -> Callable[[Floats], Biases]:
-        """Return a function from items (n, d) to their biases (n,)."""
-
-
-def remote_engine(name: str) -> RemoteEngine:
-    """Return the engine that is installed under this name.
-
-    Raises MissingExtra if its library is not installed.
-    """
-    [entry_point] = entry_points(group=ENGINES, name=name)
-    engine: RemoteEngine = entry_point.load()
-    return engine
-
-
-def on_engine(
-    correction: Correction, engine: Engine, targets: QueryBank | None = None
-) -> Correction:
-    """Return the correction with its biases computed by this engine.
-
-    targets: the stored target bank. Raises InvalidParameter for an engine that there is not, and
-    MissingExtra for "ray" if Ray is not installed.
-    """
-    expect_word("engine", engine, Engine)
-    if engine == "local":
-        return correction
-
-    fitted = correction.fitted
-    reduced = None if targets is None else reduced_targets(correction.layout, targets)
-    workers = remote_engine(engine).biases(fitted, target_bank=reduced)
-
-    def compute(items: Floats, are_new: bool) -> Biases:
-        # Biases of new rows depend on all rows of a write, which are few: no worker sees them all.
-        return fitted.new_bias(items) if are_new else workers(items)
-
-    return replace(correction, compute=compute)
-
 
 Banks = Mapping[BankReference, StoredBank]
 """Banks that the caller has read already."""
@@ -88,27 +23,24 @@ def load_correction(
     store: Store,
     state: CollectionState,
     profile: Profile,
-    engine: Engine = "local",
     banks: Banks = NONE_READ,
     *,
     checked: bool = True,
 ) -> Correction:
     """Return the correction of a profile from its stored bank and potentials.
 
-    checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do.
+    checked: as in `load_bank`. Raises as `load_bank` does.
     """
     # Jobs compute biases of all rows at once, where torch
     # is faster than NumPy; a client does not import it.
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
-    correction = Correction.of_profile(state, profile, bank)
-    return on_engine(correction, engine, bank.targets)
+    return Correction.of_profile(state, profile, bank)
 
 
 def load_corrections(
     store: Store,
     state: CollectionState,
-    engine: Engine = "local",
     banks: Banks = NONE_READ,
     *,
     unchecked: Container[str] = (),
@@ -117,7 +49,7 @@ def load_corrections(
     slot. unchecked: profiles whose bank is used even if it was edited by hand.
     """
     corrections: dict[int, Correction] = {}
-    load = partial(load_correction, store, state, engine=engine, banks=banks)
+    load = partial(load_correction, store, state, banks=banks)
     for name, profile in state.profiles.items():
         corrections[profile.slot] = load(profile, checked=name not in unchecked)
 

@@ -12,7 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import SPACING
@@ -47,12 +46,11 @@ more. They bring into memory what a search reads, which is little of a small col
 def pair_of(
     store: Store,
     migration: Migration,
-    engine: Engine = "local",
     *,
     back: bool = False,
     banks: Banks = NONE_READ,
 ) -> Pair:
-    """Return the source and the copy, whose biases `engine` computes from the saved bank.
+    """Return the source and the copy, whose biases come from the saved bank.
 
     back: the copy is the origin. banks: those that the caller has read. Raises as `load_corrections` does.
     """
@@ -66,7 +64,7 @@ def pair_of(
         former = load_corrections(store, former_state, unchecked=former_state.profiles)
 
     source = Endpoint(migration.source_now, former_state, former)
-    copy = Endpoint(migration.target, state, load_corrections(store, state, engine, banks))
+    copy = Endpoint(migration.target, state, load_corrections(store, state, banks))
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 

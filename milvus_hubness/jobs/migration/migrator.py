@@ -504,7 +504,7 @@ class Migrator:
 
         # The bank that this run has just saved and read back is not read a second time. The
         # verification reads it from the database.
-        pair = pair_of(self._store, self.migration, options.engine, banks=self._saved_banks)
+        pair = pair_of(self._store, self.migration, banks=self._saved_banks)
         recorder = Recorder(self.migration, self._ledger, options.events)
         page_rows = plan.body.survey.page_rows if plan else self._store.chunk_rows(source)
         alone = options.no_writers and self.migration.announced_at is None
@@ -621,7 +621,7 @@ class Migrator:
 
     def _pair(self) -> Pair:
         """Return both collections, whose bank is read from the database."""
-        return pair_of(self._store, self.migration, self._options.engine)
+        return pair_of(self._store, self.migration)
 
     def _verify(self, source: CollectionInfo, pair: Pair) -> None:
         validate_index(self._store, self.migration, source)

@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.codec.arrays import BYTES, Floats
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
@@ -68,11 +66,8 @@ class MigrationOptions:
     confirm: Callable[[Migration], bool] | None = None
     """If given, called by `migrate` and `resume` once the copy is verified, before a name moves; if
     it returns False, the run ends with the verified copy, which `cutover` can switch to later."""
-    engine: Engine = "local"
-    """What computes the biases."""
 
     def __post_init__(self) -> None:
-        expect_word("engine", self.engine, Engine)
         expect_client_ttl(self.client_ttl)
 
 

@@ -143,7 +143,7 @@ class BesideVectors(Refreshing):
         wait_seconds(awaited, self.options.client_ttl, self.options.throttle.stopped)
         with self.lease.explained():
             entries = Entries(self.store, self.info, self.state)
-            correction = load_correction(self.store, self.state, filling, self.options.engine)
+            correction = load_correction(self.store, self.state, filling)
             filled = self._filled(entries, filling.slot, correction, "writing biases")
             flush_generation(self.store, self.state, filling.slot)
             entries.wait_visible({filling.slot: correction})
@@ -172,9 +172,7 @@ class BesideVectors(Refreshing):
         if self.waiting or was_killed:
             with self.lease.explained(), noted_unchecked(self.store, self.info, field):
                 profile = self.state.profile
-                correction = load_correction(
-                    self.store, self.state, profile, self.options.engine, {profile.bank: bank}
-                )
+                correction = load_correction(self.store, self.state, profile, {profile.bank: bank})
                 progress = self.options.progress
                 count = fill_pending(entries, correction, self.waiting, progress, self._admit)
                 if was_killed:

@@ -27,7 +27,6 @@ from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import EmptyBank
-from milvus_hubness.jobs.common.corrections import remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
@@ -588,7 +587,6 @@ def fit(
         gallery=gallery,
         target_bank=bank.targets,
         start=bank.potentials if is_unchanged else None,
-        fit=remote_engine(options.engine).fit if options.engine == "ray" else None,
         kinds=kinds,
         gallery_kinds=np.concatenate(numbers) if numbers else None,
     )

@@ -53,7 +53,6 @@ def copying(options: RefreshOptions) -> MigrationOptions:
         client_ttl=options.client_ttl,
         throttle=options.throttle,
         events=as_events(options.progress),
-        engine=options.engine,
     )
 
 

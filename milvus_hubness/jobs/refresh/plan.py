@@ -14,7 +14,6 @@ from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     KEEP_FORMER,
     WHERE_FROM,
-    Engine,
 )
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
@@ -108,8 +107,6 @@ class RefreshOptions:
     """The longest state_ttl of a HubnessClient that writes, in seconds."""
     throttle: Throttle = field(default_factory=Throttle)
     """Slows the writes down, pauses them, and stops them between two batches."""
-    engine: Engine = "local"
-    """What computes the written biases; the workers of "ray" also fit."""
     progress: Progress = silent
     """Called with the phase, the rows done and all rows."""
     field: str | None = None
@@ -123,7 +120,6 @@ class RefreshOptions:
                 "a refresh keeps the kinds and the hub guard of a collection: leave out kind and on_hub; "
                 "`hubs --on-hub` changes the guard, and a migration of the source the kinds"
             )
-        expect_word("engine", self.engine, Engine)
         Measure.of(self.measure)
         expect_client_ttl(self.client_ttl)
         if isinstance(self.keep_former, bool) or not isinstance(self.keep_former, int):

@@ -53,7 +53,6 @@ def rollback(
             options=RefreshOptions(
                 client_ttl=options.client_ttl,
                 throttle=options.throttle,
-                engine=options.engine,
                 progress=_progress_of(options),
             ),
             is_planned=False,
