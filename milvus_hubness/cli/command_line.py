@@ -70,10 +70,10 @@ PANELS = {
     "Control": (
         "init", "plan", "rehearse", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
-        "purpose", "role", "newer", "no_writers", "state_ttl", "max_skewness", "min_gain",
+        "purpose", "newer", "no_writers", "state_ttl", "max_skewness", "min_gain",
     ),
     "Output": (
-        "watch", "every",
+        "watch",
         "page", "out", "save_run", "save_qrels", "run_depth", "measure", "top",
         "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
     ),
@@ -117,7 +117,7 @@ METAVARS = {
     "FORM": ("form",),
     "KEY": ("key",),
     "EXPRESSION": ("filter",),
-    "SECONDS": ("state_ttl", "every", "drain"),
+    "SECONDS": ("state_ttl", "drain"),
     "ROWS": ("rows_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (

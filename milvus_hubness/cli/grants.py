@@ -24,7 +24,6 @@ def grants(
     alias: Annotated[
         str | None, "Alias by which applications read it: before 2.6.9 it needs grants of its own."
     ] = None,
-    role: Annotated[str | None, "Role to create. [default: hubness_WHO]"] = None,
     newer: Annotated[bool, "For Milvus 2.4 and newer, which ask for two further rights."] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -39,7 +38,7 @@ def grants(
 
     needed = needed_grants(purpose, collection, alias=alias, newer=newer)
     named = {name: sorted(privileges) for name, privileges in needed.items()}
-    calls = grant_calls(role or f"{PREFIX}{purpose}", needed)
+    calls = grant_calls(f"{PREFIX}{purpose}", needed)
     console.show_result(
         as_json, {"grants": named, "calls": calls}, lambda: console.say("\n".join(calls))
     )

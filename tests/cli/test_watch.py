@@ -27,8 +27,14 @@ from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import plain_collection, vectors
 from tests.support.terminals import Terminal
 
-WATCH = ("migrate", "status", "--watch", "--every", "0.1")
+WATCH = ("migrate", "status", "--watch")
 ROWS = 900
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Looks follow each other at once: tests do not wait for a person to read them."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

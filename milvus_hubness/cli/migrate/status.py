@@ -23,7 +23,6 @@ def status(
     ] = None,
     target: options.Target = None,
     watch: Annotated[bool, "Show a line again and again, until the migration is over."] = False,
-    every: Annotated[float, "Seconds between two lines of --watch.", {"min": 0.1}] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of migrations from the ledger in the database.
@@ -38,7 +37,7 @@ def status(
         from milvus_hubness.cli.migrate.watch import Watch, to_watch
 
         watched = ledger.find(name, target) if name else to_watch(store, ledger)
-        Watch(store, ledger, watched.target, progress_of).run(every, as_json=as_json)
+        Watch(store, ledger, watched.target, progress_of).run(as_json=as_json)
     elif name is None:
         progress = [progress_of(store, ledger, migration) for migration in ledger.migrations()]
         show_result(as_json, {"migrations": progress}, lambda: _show_all(progress))

@@ -25,6 +25,8 @@ ENDS = {"switched", "rolled back", "finished"}
 RATE_SECONDS = 30.0
 """The rate is that of the last so many seconds."""
 
+LOOK_SECONDS = 2.0
+"""Seconds between two looks."""
 LOOK_SHARE = 0.1
 """Most of the time that is spent with looks: the ledger of a large migration is long."""
 
@@ -65,8 +67,8 @@ class Watch:
         self._line_phase: str | None = None
         """The phase of the line on the terminal; None without one."""
 
-    def run(self, every: float, *, as_json: bool) -> None:
-        """Print a line every `every` seconds: in place on a terminal, else below each other.
+    def run(self, *, as_json: bool) -> None:
+        """Print a line every LOOK_SECONDS: in place on a terminal, else below each other.
 
         Raises NoMigration if the migration is dropped meanwhile, and typer.Exit on Ctrl-C.
         """
@@ -85,7 +87,7 @@ class Watch:
 
                 if is_over(facts):
                     return
-                time.sleep(max(every, (time.monotonic() - began) / LOOK_SHARE))
+                time.sleep(max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         finally:
