@@ -56,6 +56,7 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
     taken_keys,
 )
+from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.messages import expect_arguments
 from milvus_hubness.milvus.client.methods import drive, drive_async
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
@@ -190,6 +191,10 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "drive",
     # Runs the operations of an asynchronous client.
     "drive_async",
+    # What a client remembers of a collection: a client adds what else it reads.
+    "CachedCollection",
+    # The states of collections that a client remembers, and attempts by them: a client inherits it.
+    "CachedStates",
     # The banks of a client in memory, within a budget.
     "BankCache",
     # One of them, which computes biases.

@@ -16,7 +16,7 @@ from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import BankTooLarge
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
-from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
+from milvus_hubness.milvus.client.steps import Compute, Operation
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.guard import RowEvidence
@@ -82,7 +82,7 @@ class Biases:
         cached = self.banks.get(name, profile)
         if cached is not None:
             return cached
-        bank = yield LoadBank(profile.bank)
+        bank = yield from self._states.load_bank(profile.bank)
         return self.banks.keep(name, profile, bank, in_use)
 
     def of_rows(

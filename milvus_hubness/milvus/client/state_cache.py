@@ -15,7 +15,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.state import CollectionState, Profile, read_states
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
     CollectionNotFound,
@@ -23,7 +23,6 @@ from milvus_hubness.errors import (
     EmptyBank,
     HubnessError,
     StateError,
-    StoreError,
 )
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
@@ -32,6 +31,7 @@ from milvus_hubness.jobs.store.ownership import (
     side_helpers,
 )
 from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
+from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import samplings_in
@@ -42,6 +42,7 @@ from milvus_hubness.milvus.client.steps import (
     ClientPolicy,
     InStore,
     LearnSchema,
+    LoadBank,
     Operation,
     Pause,
 )
@@ -178,9 +179,6 @@ class PreparedSearch:
     """The arguments of the request that name the field."""
 
 
-NO_COLLECTION = CollectionId(name="")
-
-
 def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
     """Return which collection is described; `collection` may be an alias."""
     name = str(description.get("collection_name") or collection)
@@ -188,39 +186,18 @@ def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
 
 
 @dataclass(frozen=True)
-class CachedState:
-    """The state of a collection in the cache, as its properties had it when they were read."""
+class CachedState(CachedCollection):
+    """The cached state of a collection of Milvus."""
 
-    key_field: str
-    states: Mapping[str, CollectionState]
-    """The states of its corrected fields, by field."""
-    collection_id: CollectionId = NO_COLLECTION
+    key_field: str = ""
+    samplings: Samplings = field(default_factory=Samplings)
+    """What of the live queries is sampled."""
+    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The stored dimensions of the vector fields that could be corrected."""
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
     metrics: dict[str, str] = field(default_factory=dict, compare=False)
     """Metrics of indexes, by field, as far as they were needed."""
-    checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
-    """Collections that the properties name and that were found to belong to this one."""
-    dual_write: DualWrite | None = None
-    """The copy that also gets the writes, during a migration."""
-    samplings: Samplings = field(default_factory=Samplings)
-    """What of the live queries is sampled."""
-    expires_at: float = field(default=0.0, compare=False)
-    """End of the TTL, on the monotonic clock."""
-    identity: str = field(default="", compare=False)
-    """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
-    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """The stored dimensions of the vector fields that could be corrected."""
-
-    @cached_property
-    def real_name(self) -> str:
-        """The name for all requests by this state; empty for the name that the user gave.
-
-        What this state encodes is meant for the collection that it was read from. By an alias it
-        could reach the copy to which the alias has moved since, whose vectors may have the same
-        width and other columns. An uncorrected collection has nothing that could be mixed up.
-        """
-        return self.collection_id.name if self.states or self.dual_write else ""
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:
@@ -258,30 +235,29 @@ class CachedState:
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
 
-NOTHING = CachedState("", {})
+NOTHING = CachedState()
 """The state of a collection that does not exist."""
 
 
-class StateCache:
+class StateCache(CachedStates[CachedState]):
     """The cache of collection states, and what else a client remembers of collections.
 
     state_ttl: TTL of a state, in seconds. Raises InvalidParameter for an invalid one.
     """
 
+    failures = (MilvusException, HubnessError, grpc.RpcError)
+    perhaps_outdated = PERHAPS_OUTDATED
+    write_again = "Write again, an insert as an upsert"
+
     def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
         expect_state_ttl(state_ttl)
-        self.policy = policy
-        self._state_ttl = state_ttl
+        super().__init__(state_ttl, policy)
         self.side_memory = SideMemory(state_ttl)
 
-        self._states: dict[str, tuple[float, CachedState]] = {}
-        """States and the ends of their TTL, by collection."""
         self._last: dict[str, CachedState] = {}
         """The states that were read last, also after their TTL."""
         self._changed: dict[str, float] = {}
         """When a state was last read that differed from the one before."""
-        self._forgotten = 0
-        """How often states were invalidated."""
 
         self._loaded: set[str] = set()
         """Side collections and banks that are loaded."""
@@ -289,14 +265,11 @@ class StateCache:
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
-        self._forgotten += 1
+        super().forget(collection)
         self._loaded.clear()
         if collection is None:
-            self._states.clear()
             self._last.clear()
             self.side_memory.clear()
-        else:
-            self._states.pop(collection, None)
 
     def forgetting(self, call: Ask) -> Operation[Any]:
         """Make a call that may outdate every cached state."""
@@ -305,30 +278,15 @@ class StateCache:
         finally:
             self.forget()
 
-    def remembered(self, collection: str) -> CachedState | None:
-        """Return the state if it is cached and not older than the TTL."""
-        remembered = self._states.get(collection)
-        if remembered is None:
-            return None
+    def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
+        """Return the state as the collection has it now.
 
-        end_of_ttl, cached = remembered
-        return cached if time.monotonic() < end_of_ttl else None
-
-    def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
-        """Return the collection state, read at most once in `state_ttl` seconds.
-
-        A missing collection has an empty state: the call that follows
-        reports it in Milvus's own words. If it had a copy, the operation
-        waits, because a cutover may be moving its name to the copy.
+        If a missing collection had a copy, the operation waits, because a cutover may be moving its
+        name to the copy.
         """
-        if remembered := self.remembered(collection):
-            return remembered
-
         until = time.monotonic() + self.policy.cut_over_seconds
         while True:
-            forgotten = self._forgotten
             began = time.monotonic()
-            expires_at = began + self._state_ttl
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -343,14 +301,11 @@ class StateCache:
 
             yield Pause(CUT_OVER_PAUSE)
 
-        cached = _described(description, collection, expires_at)
+        cached = _described(description, collection, began + self._state_ttl)
         yield from self._learn_changed_schemas(collection, cached)
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = began
         self._last[collection] = cached
-        # Unless another task or thread has invalidated the state while it was read.
-        if forgotten == self._forgotten:
-            self._states[collection] = (expires_at, cached)
         return cached
 
     def _learn_changed_schemas(self, collection: str, cached: CachedState) -> Operation[None]:
@@ -358,112 +313,6 @@ class StateCache:
         last = self._last.get(collection, NOTHING)
         if cached.states and last.states != cached.states:
             yield LearnSchema(cached.real_name)
-
-    def retrying(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-    ) -> Operation[T]:
-        """Run an operation as `used` does, and return its result."""
-        result, _ = yield from self.used(collection, timeout, call, again)
-        return result
-
-    def used(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-        *,
-        failed: tuple[CachedState, Exception] | None = None,
-    ) -> Operation[tuple[T, CachedState]]:
-        """Run `call` on the cached state, and again if it fails and the collection has changed.
-
-        Return its result and the state that it ran on.
-
-        So the operation `call` may run several times, each time from
-        its start and on another state, and any of its requests may
-        have been answered before: it must be one that can be repeated.
-
-        again: repeats a write. It is run if the name leads to another collection at the end, and
-        the write went to the former one alone. failed: the state and the error of a first attempt.
-        """
-        if failed is None:
-            used = self.remembered(collection)
-            if used is None:
-                used = yield from self.cached_state(collection, timeout)
-            try:
-                result = yield from call(used)
-            except PERHAPS_OUTDATED as error:
-                failed = used, error
-        if failed is not None:
-            result, used = yield from self._repeated(collection, timeout, call, *failed)
-
-        assert used is not None, "an attempt has its state"
-        if not used.real_name:
-            return result, used
-        is_outlived = self.is_outlived(used)
-        if again is not None:
-            is_outlived = self.remembered(collection) is not used
-        if not is_outlived:
-            return result, used
-
-        # The former copy serves clients until their states have expired, and no longer: this call
-        # began before that, and was held up. Its answer may be out of date, or its write lost.
-        try:
-            now = yield from self.cached_state(collection, timeout)
-        except (MilvusException, HubnessError, grpc.RpcError) as error:
-            if again is None:
-                raise
-
-            # Of a class after which no caller repeats the call, which would store rows twice.
-            raise StoreError(
-                f"the write to {collection!r} is stored, but whether a copy has taken its name "
-                f"meanwhile could not be read: {message_of(error)}. Write again, an insert as an "
-                "upsert"
-            ) from error
-
-        if again is None:
-            is_moved = (now.collection_id, now.states) != (used.collection_id, used.states)
-        else:
-            is_moved = used.dual_write is None and not used.collection_id.is_same(now.collection_id)
-        if not is_moved:
-            return result, used
-
-        repeated = again or call
-        try:
-            return (yield from repeated(now)), now
-        except PERHAPS_OUTDATED as error:
-            return (yield from self._repeated(collection, timeout, repeated, now, error))
-
-    def is_outlived(self, used: CachedState) -> bool:
-        """Whether the copy that this state names may serve no clients any more."""
-        return time.monotonic() > used.expires_at + self.policy.cut_over_seconds
-
-    def written(
-        self,
-        collection: str,
-        timeout: float | None,
-        write: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-    ) -> Operation[tuple[T, CachedState]]:
-        """Run write(cached) as `used` does, with `again` or else `write` for a repetition.
-
-        Return the result, and the state that says whether a copy gets the write, too: that of the
-        write if it names one, else the newest, because a migration may have begun meanwhile.
-        """
-        result, cached = yield from self.used(collection, timeout, write, again or write)
-        if now := self.remembered(collection):
-            return result, cached if cached.dual_write else now
-        if cached.dual_write is not None:
-            return result, cached
-
-        try:
-            return result, (yield from self.cached_state(collection, timeout))
-        except (*PERHAPS_OUTDATED, grpc.RpcError):
-            return result, cached
 
     def _repeated(
         self,
@@ -527,11 +376,6 @@ class StateCache:
 
         return None
 
-    def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
-        """Return the state as the collection has it now."""
-        self.forget(collection)
-        return self.cached_state(collection, timeout)
-
     def corrected_since(
         self,
         collection: str,
@@ -589,34 +433,16 @@ class StateCache:
             helper.require_owner(owner, described["properties"], listed)
             cached.checked.add(helper)
 
-    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
-        """Raise StateError unless the banks of a state belong to this collection.
+    def bodies_of(self, keys: Sequence[str]) -> Operation[list[str]]:
+        bodies: list[str] = yield InStore(partial(bodies_of, keys))
+        return bodies
 
-        It is for the time at which a bank is read: a bank in memory was checked with its state.
-        """
-        owner = (yield from self.cached_state(collection)).collection_id
-        if keys := owner.bank_records(state):
-            owner.require_listed_banks(state, (yield InStore(partial(bodies_of, keys))))
+    def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
+        bank: StoredBank = yield LoadBank(reference)
+        return bank
 
-    def expect_copy(
-        self, cached: CachedState, dual_write: DualWrite, timeout: float | None
-    ) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes go to this copy, too."""
-        if dual_write in cached.checked:
-            return
-
-        origin = cached.collection_id
-        copy = dual_write.collection
-        bodies = yield InStore(partial(bodies_of, (origin.name, copy)))
-        permits = dual_write.permits(origin, bodies)
-
-        # Another collection may have got the name. The write that follows needs the state anyway.
-        found = yield from self.read_again(copy, timeout)
-        if found == NOTHING:
-            return  # The write reports it.
-
-        dual_write.require_copy(origin, permits, found.states, found.identity)
-        cached.checked.add(dual_write)
+    def text_of(self, error: Exception) -> str:
+        return message_of(error)
 
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
@@ -664,9 +490,9 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
     expect_side_collections(states.values(), collection)
     collection_id = id_in(description, collection)
     return CachedState(
-        key_field,
-        states,
         collection_id,
+        states,
+        key_field=key_field,
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
         expires_at=expires_at,

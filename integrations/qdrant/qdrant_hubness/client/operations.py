@@ -44,7 +44,7 @@ class Operations(Writing):
             name = cached.real_name or collection
             return (yield Ask("retrieve", (name, ids), options)), cached
 
-        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        records, cached = yield from self.retrying_by_width(collection, call, _some_vectors)
         requested = payload_keys(options["with_payload"])
         return [cached.shown(record, requested) for record in records]
 
@@ -58,7 +58,7 @@ class Operations(Writing):
             offsets.append(offset)
             return records, cached
 
-        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        records, cached = yield from self.retrying_by_width(collection, call, _some_vectors)
         requested = payload_keys(options["with_payload"])
         return [cached.shown(record, requested) for record in records], offsets[-1]
 
@@ -68,7 +68,7 @@ class Operations(Writing):
         def call(cached: CachedState) -> Operation[Any]:
             return cached.described((yield Ask("get_collection", (collection,))))
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def matrix(self, method: str, collection: str, options: Options) -> Operation[Any]:
         """As the method of QdrantClient, which compares points.
@@ -161,7 +161,7 @@ class Operations(Writing):
 
             return answers
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def groups(
         self,
@@ -203,11 +203,11 @@ class Operations(Writing):
 
             return response.model_copy(update={"groups": groups})
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
-            return CachedState("")
+            return CachedState()
 
         collection = lookup if isinstance(lookup, str) else lookup.collection
         return (yield from self.cached_state(collection))

@@ -5,7 +5,7 @@ No I/O: see `Operation` in milvus_hubness.extending.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,9 @@ from milvus_hubness.extending import (
     Ask,
     BankCache,
     BankGenerations,
+    BankReference,
     CachedBank,
+    CachedStates,
     CollectionId,
     CollectionState,
     Compute,
@@ -36,7 +38,13 @@ from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
-from qdrant_hubness.store.requests import FAILURES, is_missing, is_too_large, keeps_metadata
+from qdrant_hubness.store.requests import (
+    FAILURES,
+    error_text,
+    is_missing,
+    is_too_large,
+    keeps_metadata,
+)
 from qdrant_hubness.store.rows import UNNAMED, named, rows_of_vectors
 
 T = TypeVar("T")
@@ -50,17 +58,12 @@ LONGEST_WAIT = 60.0
 in seconds, for one request that it adds to the user's.
 """
 
-LATE_SECONDS = 5.0
-"""A read that ends so long after the end of its state's TTL is made again if the name has moved:
-by then a collection of another layout may have the name of the one that it read.
-"""
 
-NOTHING = CachedState("")
-"""The state of a collection that does not exist."""
-
-
-class StateCache:
+class StateCache(CachedStates[CachedState]):
     """The cached states, and the banks in memory."""
+
+    failures = (HubnessError, *FAILURES)
+    perhaps_outdated = failures
 
     def __init__(
         self,
@@ -72,20 +75,15 @@ class StateCache:
         local: bool,
     ) -> None:
         """local: whether the client is in the local mode, which keeps metadata of collections."""
+        super().__init__(state_ttl)
         self.strength = strength
         """w of queries without one; None for that of the collection."""
 
         self.kinds = kinds
         """The factor of kinds of queries without one; None for 1."""
 
-        self._state_ttl = state_ttl
-        """Seconds for which a state stays cached."""
-
         self._banks = BankCache(bank_budget)
         """Banks in memory, up to a number of bytes."""
-
-        self._states: dict[str, tuple[float, CachedState]] = {}
-        """The states by the names that calls used, each with the time at which it expires."""
 
         self._aliases: set[str] = set()
         """The names of calls that were found to be aliases of corrected collections."""
@@ -93,19 +91,7 @@ class StateCache:
         self._in_metadata: bool | None = True if local else None
         """Whether properties are in metadata of collections; None until the server has answered."""
 
-    def forget(self, collection: str) -> None:
-        """Drop the cached state of a collection."""
-        self._states.pop(collection, None)
-
-    def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does
-        not exist: the next call fails with Qdrant's error.
-        """
-        if collection in self._states:
-            expires_at, cached = self._states[collection]
-            if time.monotonic() < expires_at:
-                return cached
-
+    def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
         expires_at = time.monotonic() + self._state_ttl
         name = collection
         if collection in self._aliases:
@@ -116,7 +102,7 @@ class StateCache:
             # Assumes that there is no such collection, so that
             # the request which follows fails with Qdrant's error.
             if is_missing(error):
-                return NOTHING
+                return CachedState()
 
             raise
 
@@ -125,11 +111,11 @@ class StateCache:
             # The alias may have moved between the two requests: description and name must be of one
             # collection.
             self._aliases.add(collection)
-            return (yield from self.cached_state(collection))
+            return (yield from self.read_state(collection, timeout))
 
         sizes = {field: params.size for field, params in schema.dense(described).items()}
-        state = CachedState(
-            name=name,
+        return CachedState(
+            CollectionId(name=name),
             sizes=sizes,
             states=read_states(properties, name),
             dual_write=DualWrite.read(properties, name),
@@ -138,8 +124,6 @@ class StateCache:
             expires_at=expires_at,
             identity=identity_in(properties, name),
         )
-        self._states[collection] = (expires_at, state)
-        return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
         """Ask what the user's call did not: wait if a
@@ -190,50 +174,13 @@ class StateCache:
         second = yield from self.divided(collection, method, items[middle:], options)
         return [*first, *second] if isinstance(first, list) else second
 
-    def with_state(
-        self,
-        collection: str,
-        call: Callable[[CachedState], Operation[T]],
-        *,
-        is_write: bool = False,
-    ) -> Operation[T]:
-        """Return call(state).
-
-        If it fails and the collection has another state by now, call once more; also if the state
-        has expired meanwhile and the name leads to another collection, which a write has not reached.
-        """
-        cached = yield from self.cached_state(collection)
-        try:
-            result = yield from call(cached)
-            if not cached.real_name:
-                return result
-
-            # The former copy serves clients until their states have expired, and no longer: this
-            # call began before that, and was held up.
-            grace = 0.0 if is_write else LATE_SECONDS
-            if time.monotonic() <= cached.expires_at + grace:
-                return result
-
-            now = yield from self.cached_state(collection)
-            if now.name == cached.name or (is_write and cached.dual_write is not None):
-                return result
-        except (HubnessError, *FAILURES):
-            # Assumes nothing about what was carried out: with another state all is sent once more,
-            # which overwrites it.
-            self.forget(collection)
-            now = yield from self.cached_state(collection)
-            if now == cached:
-                raise
-
-        return (yield from call(now))
-
-    def with_state_of_vectors(
+    def retrying_by_width(
         self,
         collection: str,
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored
+        """As `retrying`, for a call that returns stored
         vectors, whose width shows if an alias was moved.
 
         vectors: returns some vectors of an answer.
@@ -242,11 +189,10 @@ class StateCache:
         def checked(cached: CachedState) -> Operation[T]:
             answer = yield from call(cached)
             if not all(cached.fits(vector) for vector in vectors(answer)):
-                self.forget(collection)
-                answer = yield from call((yield from self.cached_state(collection)))
+                answer = yield from call((yield from self.read_again(collection)))
             return answer
 
-        return self.with_state(collection, checked)
+        return self.retrying(collection, None, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
         """Return the collection's real name, read only if it matters, and its properties."""
@@ -278,31 +224,9 @@ class StateCache:
 
     # -- the collections that properties name ------------------------------------------------------
 
-    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the
-        writes of this collection go to the copy, too.
-        """
-        if dual_write in cached.checked:
-            return
-
-        copy = dual_write.collection
-        bodies = yield from self._bodies([point_id(cached.name), point_id(copy)])
-        origin = CollectionId(name=cached.name)
-        permits = dual_write.permits(origin, bodies)
-
-        # Another collection may have got the name. The write that follows needs the state anyway.
-        self.forget(copy)
-        found = yield from self.cached_state(copy)
-        if found == NOTHING:
-            return  # The write reports it.
-
-        dual_write.require_copy(origin, permits, found.states, found.identity)
-        cached.checked.add(dual_write)
-
-    def _bodies(self, ids: list[Any]) -> Operation[list[str]]:
-        """Return these records of the ledger, as JSON; none if there is no ledger."""
+    def bodies_of(self, keys: Sequence[str]) -> Operation[list[str]]:
         try:
-            records = yield Ask("retrieve", (LEDGER, ids))
+            records = yield Ask("retrieve", (LEDGER, [point_id(key) for key in keys]))
         except FAILURES as error:
             # Without a ledger nothing is listed: what needs a record is refused.
             if not is_missing(error):
@@ -312,12 +236,8 @@ class StateCache:
 
         return [str((record.payload or {}).get("body")) for record in records]
 
-    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
-        """Raise StateError unless the banks of a state belong to this collection."""
-        owner = CollectionId(name=(yield from self._real_name(collection)))
-        if keys := owner.bank_records(state):
-            bodies = yield from self._bodies([point_id(key) for key in keys])
-            owner.require_listed_banks(state, bodies)
+    def text_of(self, error: Exception) -> str:
+        return error_text(error)
 
     # -- biases of new points ----------------------------------------------------------------------
 
@@ -352,11 +272,10 @@ class StateCache:
             return cached
 
         yield from self.expect_banks(collection, state)
-        bank = yield from self._load_bank(profile)
+        bank = yield from self.load_bank(profile.bank)
         return self._banks.keep(name, profile, bank)
 
-    def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
-        reference = profile.bank
+    def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
         where = rows_of(reference.generation, BankGenerations.parts_of(reference))

@@ -95,7 +95,7 @@ class Writing(StateCache):
                 results.append(result)
             return results
 
-        return self.with_state(collection, attempt, is_write=True)
+        return self.retrying(collection, None, attempt, attempt)
 
     def write_one(self, collection: str, call: Call) -> Operation[Any]:
         return (yield from self.write(collection, [call]))[0]
