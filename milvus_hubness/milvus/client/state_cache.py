@@ -1,11 +1,10 @@
-"""The client's caches: collection states with a TTL, and banks up to a number of bytes. No I/O."""
+"""The cache of the states of Milvus's collections. No I/O."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.state import BankReference, CollectionState, Profile, read_states
+from milvus_hubness.correction.state import BankReference, CollectionState, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
     CollectionNotFound,
@@ -56,96 +55,7 @@ from milvus_hubness.milvus.store.server import (
 )
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
-
-Name = tuple[str, str, int]
-"""Collection, field, and the slot that searches of the profile read, which a refresh switches."""
-
-
-BYTES_PER_CLICK = 150
-"""About what an entry of a dictionary with its key and its number takes."""
-
-
-@dataclass(eq=False)
-class CachedBank:
-    """The bank of a profile, and its fitted estimator once that was needed."""
-
-    profile: Profile
-    bank: StoredBank
-    _fitted: Correction | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes of its vectors, potentials and clicks."""
-        targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
-        clicks = BYTES_PER_CLICK * len(self.bank.clicks)
-        return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets + clicks
-
-    def correction(self, state: CollectionState) -> Correction:
-        """Return the fitted estimator of the bank, restored once per layout of a state."""
-        # Another thread, with a state of another layout, may set the attribute meanwhile.
-        fitted = self._fitted
-        if fitted is None or fitted.layout != state.layout:
-            from milvus_hubness.correction.fitted import Correction
-
-            fitted = Correction.of_profile(state, self.profile, self.bank)
-            self._fitted = fitted
-        return fitted
-
-
-class BankCache:
-    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._cached: OrderedDict[Name, CachedBank] = OrderedDict()
-
-    def get(self, name: Name, profile: Profile) -> CachedBank | None:
-        """Return the bank of exactly this profile; None if it is not in the cache."""
-        cached = self._cached.get(name)
-        if cached is None or cached.profile != profile:
-            return None
-
-        # The bank used last is at the end. Threads share the cache: another one may have dropped
-        # the bank meanwhile.
-        self._cached.pop(name, None)
-        self._cached[name] = cached
-        return cached
-
-    def keep(
-        self, name: Name, profile: Profile, bank: StoredBank, in_use: Collection[Name] = ()
-    ) -> CachedBank:
-        """Keep a bank, and evict others but those in use."""
-        cached = CachedBank(profile, bank)
-        self._cached.pop(name, None)
-        self._cached[name] = cached
-        self.evict({name, *in_use})
-        return cached
-
-    @property
-    def size(self) -> int:
-        """The bytes of all banks."""
-        return sum(entry.size for entry in list(self._cached.values()))
-
-    def clear(self) -> None:
-        self._cached.clear()
-
-    def evict(self, in_use: Collection[Name]) -> None:
-        """Evict the banks that were not used for longest, until the budget has room for the rest.
-
-        A bank in use stays.
-        """
-        # A copy, as other threads may change the cache.
-        entries = list(self._cached.items())
-        size = sum(entry.size for _, entry in entries)
-        for name, entry in entries:
-            if size <= self.budget:
-                break
-            if name not in in_use:
-                self._cached.pop(name, None)
-                size -= entry.size
-
 
 T = TypeVar("T")
 

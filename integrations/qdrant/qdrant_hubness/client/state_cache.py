@@ -6,29 +6,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import HubnessError
 from milvus_hubness.extending import (
     LEDGER,
     Ask,
-    BankCache,
+    BankBiases,
     BankGenerations,
     BankReference,
-    CachedBank,
     CachedStates,
     CollectionId,
-    CollectionState,
     Compute,
     DualWrite,
-    Floats,
-    Items,
     Pause,
-    Profile,
     StoredBank,
     identity_in,
     read_states,
@@ -60,7 +53,7 @@ in seconds, for one request that it adds to the user's.
 
 
 class StateCache(CachedStates[CachedState]):
-    """The cached states, and the banks in memory."""
+    """The cached states, the banks in memory, and requests beside the user's."""
 
     failures = (HubnessError, *FAILURES)
     perhaps_outdated = failures
@@ -82,8 +75,8 @@ class StateCache(CachedStates[CachedState]):
         self.kinds = kinds
         """The factor of kinds of queries without one; None for 1."""
 
-        self._banks = BankCache(bank_budget)
-        """Banks in memory, up to a number of bytes."""
+        self._biases = BankBiases(self, bank_budget)
+        """Banks in memory, and the biases of points by them."""
 
         self._aliases: set[str] = set()
         """The names of calls that were found to be aliases of corrected collections."""
@@ -239,42 +232,6 @@ class StateCache(CachedStates[CachedState]):
     def text_of(self, error: Exception) -> str:
         return error_text(error)
 
-    # -- biases of new points ----------------------------------------------------------------------
-
-    def biases(
-        self, collection: str, state: CollectionState, vectors: Floats, items: Items
-    ) -> Operation[tuple[Floats, Floats]]:
-        """Return the biases of points with vectors (n, d), (n, slots), and their locality hint
-        columns (n, c).
-
-        The biases are of all profiles, and of a generation that a job fills; the hints are by the
-        active bank. Both follow from one product with it.
-        """
-        state.expect_values(items.rows)
-        biases = np.zeros((len(vectors), state.slots), np.float32)
-        locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
-        for profile in state.written_profiles:
-            bank = yield from self._bank(collection, state, profile)
-            column, hints = yield Compute(partial(_of_rows, bank, state, vectors, items))
-            biases[:, profile.slot] = column
-
-            # The index is shaped by the queries of the active profile alone.
-            if profile is state.profile:
-                locality_hints = hints
-        return biases, locality_hints
-
-    def _bank(
-        self, collection: str, state: CollectionState, profile: Profile
-    ) -> Operation[CachedBank]:
-        name = (collection, state.field, profile.slot)
-        cached = self._banks.get(name, profile)
-        if cached is not None:
-            return cached
-
-        yield from self.expect_banks(collection, state)
-        bank = yield from self.load_bank(profile.bank)
-        return self._banks.keep(name, profile, bank)
-
     def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
@@ -304,11 +261,3 @@ class StateCache(CachedStates[CachedState]):
         )
         payloads = [record.payload for record in records]
         return BankGenerations.restored(reference, "qdrant", vectors, payloads)
-
-
-def _of_rows(
-    bank: CachedBank, state: CollectionState, vectors: Floats, items: Items
-) -> tuple[Floats, Floats]:
-    """Return the biases (n,) and the locality hint columns (n, c) of vectors (n, d) by a bank."""
-    # A fit is restored and evaluated in a thread: both may take long.
-    return bank.correction(state).of_rows(vectors, items, are_new=False)

@@ -32,7 +32,6 @@ from milvus_hubness.extending import (
     Items,
     Key,
     Pause,
-    RowBiases,
     log,
     name_some,
     packed_vectors,
@@ -484,10 +483,7 @@ class Writing(StateCache):
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
 
             items = yield from self._items(collection, state, present_points)
-            slots, locality_hints = yield from self.biases(collection, state, rows, items)
-            kinds = None if state.kinds is None else state.kinds.numbers_of(rows, items)
-            by_slot = dict(enumerate(slots.T))
-            biases = RowBiases(by_slot, state.profile.epoch, locality_hints, kinds)
+            biases, _ = yield from self._biases.of_vectors(collection, state, rows, items)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
             # Where the vectors are augmented, Qdrant stores no further field.
