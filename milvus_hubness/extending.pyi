@@ -56,9 +56,10 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
     taken_keys,
 )
+from milvus_hubness.milvus.client.bank_biases import BankBiases
+from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.messages import expect_arguments
 from milvus_hubness.milvus.client.methods import drive, drive_async
-from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation, Pause
 from milvus_hubness.milvus.row_form import RowForm
 
@@ -190,10 +191,12 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "drive",
     # Runs the operations of an asynchronous client.
     "drive_async",
-    # The banks of a client in memory, within a budget.
-    "BankCache",
-    # One of them, which computes biases.
-    "CachedBank",
+    # What a client remembers of a collection: a client adds what else it reads.
+    "CachedCollection",
+    # The states of collections that a client remembers, and attempts by them: a client inherits it.
+    "CachedStates",
+    # The banks that a client has in memory, within a budget, and the biases of rows by them.
+    "BankBiases",
     # Keys and fields of rows, for priors and kinds: a client reads them for new rows.
     "Items",
     # A client of a database has the same default age of a cached state.

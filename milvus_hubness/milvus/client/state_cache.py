@@ -1,21 +1,19 @@
-"""The client's caches: collection states with a TTL, and banks up to a number of bytes. No I/O."""
+"""The cache of the states of Milvus's collections. No I/O."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.state import CollectionState, Profile, read_states
+from milvus_hubness.correction.state import BankReference, CollectionState, read_states
 from milvus_hubness.errors import (
     BankTooLarge,
     CollectionNotFound,
@@ -23,7 +21,6 @@ from milvus_hubness.errors import (
     EmptyBank,
     HubnessError,
     StateError,
-    StoreError,
 )
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
@@ -32,8 +29,10 @@ from milvus_hubness.jobs.store.ownership import (
     side_helpers,
 )
 from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
+from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
+from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS
 from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
@@ -42,12 +41,14 @@ from milvus_hubness.milvus.client.steps import (
     ClientPolicy,
     InStore,
     LearnSchema,
+    LoadBank,
     Operation,
     Pause,
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.schema import expect_side_collections
 from milvus_hubness.milvus.store.server import (
+    exceeds_limit,
     is_lite,
     is_missing,
     is_not_loaded,
@@ -55,96 +56,7 @@ from milvus_hubness.milvus.store.server import (
 )
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
-
-Name = tuple[str, str, int]
-"""Collection, field, and the slot that searches of the profile read, which a refresh switches."""
-
-
-BYTES_PER_CLICK = 150
-"""About what an entry of a dictionary with its key and its number takes."""
-
-
-@dataclass(eq=False)
-class CachedBank:
-    """The bank of a profile, and its fitted estimator once that was needed."""
-
-    profile: Profile
-    bank: StoredBank
-    _fitted: Correction | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes of its vectors, potentials and clicks."""
-        targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
-        clicks = BYTES_PER_CLICK * len(self.bank.clicks)
-        return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets + clicks
-
-    def correction(self, state: CollectionState) -> Correction:
-        """Return the fitted estimator of the bank, restored once per layout of a state."""
-        # Another thread, with a state of another layout, may set the attribute meanwhile.
-        fitted = self._fitted
-        if fitted is None or fitted.layout != state.layout:
-            from milvus_hubness.correction.fitted import Correction
-
-            fitted = Correction.of_profile(state, self.profile, self.bank)
-            self._fitted = fitted
-        return fitted
-
-
-class BankCache:
-    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._cached: OrderedDict[Name, CachedBank] = OrderedDict()
-
-    def get(self, name: Name, profile: Profile) -> CachedBank | None:
-        """Return the bank of exactly this profile; None if it is not in the cache."""
-        cached = self._cached.get(name)
-        if cached is None or cached.profile != profile:
-            return None
-
-        # The bank used last is at the end. Threads share the cache: another one may have dropped
-        # the bank meanwhile.
-        self._cached.pop(name, None)
-        self._cached[name] = cached
-        return cached
-
-    def keep(
-        self, name: Name, profile: Profile, bank: StoredBank, in_use: Collection[Name] = ()
-    ) -> CachedBank:
-        """Keep a bank, and evict others but those in use."""
-        cached = CachedBank(profile, bank)
-        self._cached.pop(name, None)
-        self._cached[name] = cached
-        self.evict({name, *in_use})
-        return cached
-
-    @property
-    def size(self) -> int:
-        """The bytes of all banks."""
-        return sum(entry.size for entry in list(self._cached.values()))
-
-    def clear(self) -> None:
-        self._cached.clear()
-
-    def evict(self, in_use: Collection[Name]) -> None:
-        """Evict the banks that were not used for longest, until the budget has room for the rest.
-
-        A bank in use stays.
-        """
-        # A copy, as other threads may change the cache.
-        entries = list(self._cached.items())
-        size = sum(entry.size for _, entry in entries)
-        for name, entry in entries:
-            if size <= self.budget:
-                break
-            if name not in in_use:
-                self._cached.pop(name, None)
-                size -= entry.size
-
 
 T = TypeVar("T")
 
@@ -159,6 +71,7 @@ PERHAPS_OUTDATED = (
     MilvusException,
     DimensionMismatch,
     EmptyBank,
+    HubnessError,
     BankTooLarge,
     CollectionNotFound,
     StateError,
@@ -178,9 +91,6 @@ class PreparedSearch:
     """The arguments of the request that name the field."""
 
 
-NO_COLLECTION = CollectionId(name="")
-
-
 def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
     """Return which collection is described; `collection` may be an alias."""
     name = str(description.get("collection_name") or collection)
@@ -188,39 +98,18 @@ def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
 
 
 @dataclass(frozen=True)
-class CachedState:
-    """The state of a collection in the cache, as its properties had it when they were read."""
+class CachedState(CachedCollection):
+    """The cached state of a collection of Milvus."""
 
-    key_field: str
-    states: Mapping[str, CollectionState]
-    """The states of its corrected fields, by field."""
-    collection_id: CollectionId = NO_COLLECTION
+    key_field: str = ""
+    samplings: Samplings = field(default_factory=Samplings)
+    """What of the live queries is sampled."""
+    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The stored dimensions of the vector fields that could be corrected."""
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
     metrics: dict[str, str] = field(default_factory=dict, compare=False)
     """Metrics of indexes, by field, as far as they were needed."""
-    checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
-    """Collections that the properties name and that were found to belong to this one."""
-    dual_write: DualWrite | None = None
-    """The copy that also gets the writes, during a migration."""
-    samplings: Samplings = field(default_factory=Samplings)
-    """What of the live queries is sampled."""
-    expires_at: float = field(default=0.0, compare=False)
-    """End of the TTL, on the monotonic clock."""
-    identity: str = field(default="", compare=False)
-    """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
-    widths: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """The stored dimensions of the vector fields that could be corrected."""
-
-    @cached_property
-    def real_name(self) -> str:
-        """The name for all requests by this state; empty for the name that the user gave.
-
-        What this state encodes is meant for the collection that it was read from. By an alias it
-        could reach the copy to which the alias has moved since, whose vectors may have the same
-        width and other columns. An uncorrected collection has nothing that could be mixed up.
-        """
-        return self.collection_id.name if self.states or self.dual_write else ""
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:
@@ -258,30 +147,29 @@ class CachedState:
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
 
-NOTHING = CachedState("", {})
+NOTHING = CachedState()
 """The state of a collection that does not exist."""
 
 
-class StateCache:
+class StateCache(CachedStates[CachedState]):
     """The cache of collection states, and what else a client remembers of collections.
 
     state_ttl: TTL of a state, in seconds. Raises InvalidParameter for an invalid one.
     """
 
+    failures = (HubnessError, *REFUSALS)
+    perhaps_outdated = PERHAPS_OUTDATED
+    write_again = "Write again, an insert as an upsert"
+
     def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
         expect_state_ttl(state_ttl)
-        self.policy = policy
-        self._state_ttl = state_ttl
+        super().__init__(state_ttl, policy)
         self.side_memory = SideMemory(state_ttl)
 
-        self._states: dict[str, tuple[float, CachedState]] = {}
-        """States and the ends of their TTL, by collection."""
         self._last: dict[str, CachedState] = {}
         """The states that were read last, also after their TTL."""
         self._changed: dict[str, float] = {}
         """When a state was last read that differed from the one before."""
-        self._forgotten = 0
-        """How often states were invalidated."""
 
         self._loaded: set[str] = set()
         """Side collections and banks that are loaded."""
@@ -289,14 +177,11 @@ class StateCache:
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
-        self._forgotten += 1
+        super().forget(collection)
         self._loaded.clear()
         if collection is None:
-            self._states.clear()
             self._last.clear()
             self.side_memory.clear()
-        else:
-            self._states.pop(collection, None)
 
     def forgetting(self, call: Ask) -> Operation[Any]:
         """Make a call that may outdate every cached state."""
@@ -305,30 +190,15 @@ class StateCache:
         finally:
             self.forget()
 
-    def remembered(self, collection: str) -> CachedState | None:
-        """Return the state if it is cached and not older than the TTL."""
-        remembered = self._states.get(collection)
-        if remembered is None:
-            return None
+    def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
+        """Return the state as the collection has it now.
 
-        end_of_ttl, cached = remembered
-        return cached if time.monotonic() < end_of_ttl else None
-
-    def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
-        """Return the collection state, read at most once in `state_ttl` seconds.
-
-        A missing collection has an empty state: the call that follows
-        reports it in Milvus's own words. If it had a copy, the operation
-        waits, because a cutover may be moving its name to the copy.
+        If a missing collection had a copy, the operation waits, because a cutover may be moving its
+        name to the copy.
         """
-        if remembered := self.remembered(collection):
-            return remembered
-
         until = time.monotonic() + self.policy.cut_over_seconds
         while True:
-            forgotten = self._forgotten
             began = time.monotonic()
-            expires_at = began + self._state_ttl
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -343,14 +213,11 @@ class StateCache:
 
             yield Pause(CUT_OVER_PAUSE)
 
-        cached = _described(description, collection, expires_at)
+        cached = _described(description, collection, began + self._state_ttl)
         yield from self._learn_changed_schemas(collection, cached)
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = began
         self._last[collection] = cached
-        # Unless another task or thread has invalidated the state while it was read.
-        if forgotten == self._forgotten:
-            self._states[collection] = (expires_at, cached)
         return cached
 
     def _learn_changed_schemas(self, collection: str, cached: CachedState) -> Operation[None]:
@@ -358,112 +225,6 @@ class StateCache:
         last = self._last.get(collection, NOTHING)
         if cached.states and last.states != cached.states:
             yield LearnSchema(cached.real_name)
-
-    def retrying(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-    ) -> Operation[T]:
-        """Run an operation as `used` does, and return its result."""
-        result, _ = yield from self.used(collection, timeout, call, again)
-        return result
-
-    def used(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-        *,
-        failed: tuple[CachedState, Exception] | None = None,
-    ) -> Operation[tuple[T, CachedState]]:
-        """Run `call` on the cached state, and again if it fails and the collection has changed.
-
-        Return its result and the state that it ran on.
-
-        So the operation `call` may run several times, each time from
-        its start and on another state, and any of its requests may
-        have been answered before: it must be one that can be repeated.
-
-        again: repeats a write. It is run if the name leads to another collection at the end, and
-        the write went to the former one alone. failed: the state and the error of a first attempt.
-        """
-        if failed is None:
-            used = self.remembered(collection)
-            if used is None:
-                used = yield from self.cached_state(collection, timeout)
-            try:
-                result = yield from call(used)
-            except PERHAPS_OUTDATED as error:
-                failed = used, error
-        if failed is not None:
-            result, used = yield from self._repeated(collection, timeout, call, *failed)
-
-        assert used is not None, "an attempt has its state"
-        if not used.real_name:
-            return result, used
-        is_outlived = self.is_outlived(used)
-        if again is not None:
-            is_outlived = self.remembered(collection) is not used
-        if not is_outlived:
-            return result, used
-
-        # The former copy serves clients until their states have expired, and no longer: this call
-        # began before that, and was held up. Its answer may be out of date, or its write lost.
-        try:
-            now = yield from self.cached_state(collection, timeout)
-        except (MilvusException, HubnessError, grpc.RpcError) as error:
-            if again is None:
-                raise
-
-            # Of a class after which no caller repeats the call, which would store rows twice.
-            raise StoreError(
-                f"the write to {collection!r} is stored, but whether a copy has taken its name "
-                f"meanwhile could not be read: {message_of(error)}. Write again, an insert as an "
-                "upsert"
-            ) from error
-
-        if again is None:
-            is_moved = (now.collection_id, now.states) != (used.collection_id, used.states)
-        else:
-            is_moved = used.dual_write is None and not used.collection_id.is_same(now.collection_id)
-        if not is_moved:
-            return result, used
-
-        repeated = again or call
-        try:
-            return (yield from repeated(now)), now
-        except PERHAPS_OUTDATED as error:
-            return (yield from self._repeated(collection, timeout, repeated, now, error))
-
-    def is_outlived(self, used: CachedState) -> bool:
-        """Whether the copy that this state names may serve no clients any more."""
-        return time.monotonic() > used.expires_at + self.policy.cut_over_seconds
-
-    def written(
-        self,
-        collection: str,
-        timeout: float | None,
-        write: Callable[[CachedState], Operation[T]],
-        again: Callable[[CachedState], Operation[T]] | None = None,
-    ) -> Operation[tuple[T, CachedState]]:
-        """Run write(cached) as `used` does, with `again` or else `write` for a repetition.
-
-        Return the result, and the state that says whether a copy gets the write, too: that of the
-        write if it names one, else the newest, because a migration may have begun meanwhile.
-        """
-        result, cached = yield from self.used(collection, timeout, write, again or write)
-        if now := self.remembered(collection):
-            return result, cached if cached.dual_write else now
-        if cached.dual_write is not None:
-            return result, cached
-
-        try:
-            return result, (yield from self.cached_state(collection, timeout))
-        except (*PERHAPS_OUTDATED, grpc.RpcError):
-            return result, cached
 
     def _repeated(
         self,
@@ -527,11 +288,6 @@ class StateCache:
 
         return None
 
-    def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
-        """Return the state as the collection has it now."""
-        self.forget(collection)
-        return self.cached_state(collection, timeout)
-
     def corrected_since(
         self,
         collection: str,
@@ -589,34 +345,43 @@ class StateCache:
             helper.require_owner(owner, described["properties"], listed)
             cached.checked.add(helper)
 
-    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
-        """Raise StateError unless the banks of a state belong to this collection.
+    def bodies_of(self, keys: Sequence[str]) -> Operation[list[str]]:
+        bodies: list[str] = yield InStore(partial(bodies_of, keys))
+        return bodies
 
-        It is for the time at which a bank is read: a bank in memory was checked with its state.
-        """
-        owner = (yield from self.cached_state(collection)).collection_id
-        if keys := owner.bank_records(state):
-            owner.require_listed_banks(state, (yield InStore(partial(bodies_of, keys))))
+    def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
+        bank: StoredBank = yield LoadBank(reference)
+        return bank
 
-    def expect_copy(
-        self, cached: CachedState, dual_write: DualWrite, timeout: float | None
-    ) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes go to this copy, too."""
-        if dual_write in cached.checked:
-            return
+    def text_of(self, error: Exception) -> str:
+        return message_of(error)
 
-        origin = cached.collection_id
-        copy = dual_write.collection
-        bodies = yield InStore(partial(bodies_of, (origin.name, copy)))
-        permits = dual_write.permits(origin, bodies)
+    def exceeds_limit(self, error: Exception) -> bool:
+        return exceeds_limit(error)
 
-        # Another collection may have got the name. The write that follows needs the state anyway.
-        found = yield from self.read_again(copy, timeout)
-        if found == NOTHING:
-            return  # The write reports it.
+    def sent_in_parts(self, collection: str, error: Exception) -> None:
+        recovered_from(error, collection, SENT_IN_PARTS)
 
-        dual_write.require_copy(origin, permits, found.states, found.identity)
-        cached.checked.add(dual_write)
+    def copy_now(
+        self,
+        collection: str,
+        cached: CachedState,
+        dual_write: DualWrite,
+        timeout: float | None,
+    ) -> Operation[tuple[CachedState, DualWrite] | None]:
+        now = yield from self.read_again(collection, timeout)
+        have_ended = now in (NOTHING, replace(cached, dual_write=None))
+        if have_ended:
+            return None
+
+        if now.dual_write is None:
+            copy = yield from self.cached_state(dual_write.collection, timeout)
+            if copy == NOTHING:
+                # A rollback renamed the collections: the copy has the name now, and the ledger no
+                # other one.
+                dual_write = dual_write.model_copy(update={"collection": collection})
+
+        return cached, dual_write
 
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
@@ -664,9 +429,9 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
     expect_side_collections(states.values(), collection)
     collection_id = id_in(description, collection)
     return CachedState(
-        key_field,
-        states,
         collection_id,
+        states,
+        key_field=key_field,
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
         expires_at=expires_at,

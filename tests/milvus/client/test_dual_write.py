@@ -269,7 +269,7 @@ def test_what_would_be_added_twice_is_reported_instead(adds):
 def test_what_is_known_is_as_old_as_the_question(monkeypatch):
     """A state expires so long after it was asked for, however long the answer took."""
     now = [0.0]
-    monkeypatch.setattr("milvus_hubness.milvus.client.state_cache.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milvus_hubness.milvus.client.cached_states.time.monotonic", lambda: now[0])
     database = Database()
     database.operations = Operations(NONE, 5.0, 1 << 20)
 

@@ -156,7 +156,7 @@ def test_queries_of_half_precision_are_sampled_as_numbers(rng, dtype):
         field="vector", samples_collection="s", rate=1.0, size=9, dim=DIM, dtype=dtype
     )
     cached = CachedState(
-        "id", {}, CollectionId(name="c", identity="7"), samplings=Samplings(fields=(sampling,))
+        CollectionId(name="c", identity="7"), samplings=Samplings(fields=(sampling,))
     )
     queries = rounded(vectors(rng, 4, DIM), dtype)
     as_sent = encode(queries, dtype)

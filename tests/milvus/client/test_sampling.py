@@ -104,7 +104,7 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
         target(),
         [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
     )
-    cached = CachedState("id", {}, OWNER, samplings=Samplings(fields=(target().sampling,)))
+    cached = CachedState(OWNER, samplings=Samplings(fields=(target().sampling,)))
     sampler.searched(cached, lambda: ("v", ["text"]))
     sampler.close()
     assert samples_collection.samples == []

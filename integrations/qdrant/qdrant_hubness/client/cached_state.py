@@ -11,11 +11,7 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness import MultiVectors
-from milvus_hubness.extending import (
-    CollectionState,
-    DualWrite,
-    Floats,
-)
+from milvus_hubness.extending import CachedCollection, CollectionState, Floats
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named, vector_words, width_of
@@ -29,22 +25,11 @@ DISTANCES = {
 
 
 @dataclass(frozen=True)
-class CachedState:
-    """The state of a collection, as a client last read it."""
-
-    name: str
-    """The real name if the collection is corrected, or if writes go to a copy as well; else possibly
-    an alias.
-    """
+class CachedState(CachedCollection):
+    """The cached state of a collection of Qdrant."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The stored dimensions of dense vectors, by name."""
-
-    states: Mapping[str, CollectionState] = field(default_factory=dict)
-    """How vectors are corrected, by name; without those that are not."""
-
-    dual_write: DualWrite | None = None
-    """The copy to which writes go as well, during a migration."""
 
     payload_keys: tuple[str, ...] = ()
     """Keys that jobs have written, or are about to write, into payloads, see PAYLOAD_KEYS."""
@@ -52,24 +37,10 @@ class CachedState:
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 
-    checked: set[Any] = field(default_factory=set, compare=False)
-    """The collections that the properties name and that were found to belong to this one."""
-
-    expires_at: float = field(default=0.0, compare=False)
-    """End of the TTL, on the monotonic clock."""
-
-    identity: str = field(default="", compare=False)
-    """Separates the collection from a later one of its name, if a migration has named it."""
-
     @property
-    def real_name(self) -> str:
-        """The name for all requests by this state; empty for the name that the user gave.
-
-        What this state encodes is meant for the collection that it was read from. By an alias it
-        could reach the copy to which the alias has moved since, whose vectors may have the same
-        width and other columns. An uncorrected collection has nothing that could be mixed up.
-        """
-        return self.name if self.states or self.dual_write else ""
+    def name(self) -> str:
+        """The name of the collection, see `collection_id`."""
+        return self.collection_id.name
 
     @property
     def former(self) -> str:

@@ -44,7 +44,7 @@ class Operations(Writing):
             name = cached.real_name or collection
             return (yield Ask("retrieve", (name, ids), options)), cached
 
-        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        records, cached = yield from self.retrying_by_width(collection, call, _some_vectors)
         requested = payload_keys(options["with_payload"])
         return [cached.shown(record, requested) for record in records]
 
@@ -58,7 +58,7 @@ class Operations(Writing):
             offsets.append(offset)
             return records, cached
 
-        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        records, cached = yield from self.retrying_by_width(collection, call, _some_vectors)
         requested = payload_keys(options["with_payload"])
         return [cached.shown(record, requested) for record in records], offsets[-1]
 
@@ -68,7 +68,7 @@ class Operations(Writing):
         def call(cached: CachedState) -> Operation[Any]:
             return cached.described((yield Ask("get_collection", (collection,))))
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def matrix(self, method: str, collection: str, options: Options) -> Operation[Any]:
         """As the method of QdrantClient, which compares points.
@@ -112,9 +112,12 @@ class Operations(Writing):
         def send(name: str, requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             # Augmented queries have more digits than the user's, so a request may become too large.
             answers = yield from self.divided(
-                name, "query_batch_points", list(requests), options, is_added=False
+                name,
+                [requests],
+                lambda some: Ask("query_batch_points", (name, some), options),
+                is_added=False,
             )
-            return answers
+            return [response for responses in answers for response in responses]
 
         return self._queried(collection, requests, send, overrides)
 
@@ -155,7 +158,7 @@ class Operations(Writing):
 
             return answers
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def groups(
         self,
@@ -195,11 +198,11 @@ class Operations(Writing):
 
             return response.model_copy(update={"groups": groups})
 
-        return self.with_state(collection, call)
+        return self.retrying(collection, None, call)
 
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
-            return CachedState("")
+            return CachedState()
 
         collection = lookup if isinstance(lookup, str) else lookup.collection
         return (yield from self.cached_state(collection))
@@ -242,8 +245,8 @@ class Operations(Writing):
         for (other, field), ids in ids_by_source.items():
             state = cached if other is None else (yield from self.cached_state(other))
             source = state.real_name or other or collection
-            options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield from self.divided(source, "retrieve", ids, options)
+            names = [field] if field else True
+            records = yield from self.retrieved(source, ids, with_payload=False, with_vectors=names)
             vectors = {
                 as_returned(record.id): named(state.decoded(record.vector)).get(field)
                 for record in records

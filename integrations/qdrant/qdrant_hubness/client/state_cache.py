@@ -5,29 +5,24 @@ No I/O: see `Operation` in milvus_hubness.extending.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import HubnessError
 from milvus_hubness.extending import (
     LEDGER,
     Ask,
-    BankCache,
+    BankBiases,
     BankGenerations,
-    CachedBank,
+    BankReference,
+    CachedStates,
     CollectionId,
-    CollectionState,
     Compute,
     DualWrite,
-    Floats,
-    Items,
     Overrides,
     Pause,
-    Profile,
     StoredBank,
     identity_in,
     read_states,
@@ -37,7 +32,13 @@ from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
-from qdrant_hubness.store.requests import FAILURES, is_missing, is_too_large, keeps_metadata
+from qdrant_hubness.store.requests import (
+    FAILURES,
+    error_text,
+    is_missing,
+    is_too_large,
+    keeps_metadata,
+)
 from qdrant_hubness.store.rows import UNNAMED, named, rows_of_vectors
 
 T = TypeVar("T")
@@ -51,17 +52,12 @@ LONGEST_WAIT = 60.0
 in seconds, for one request that it adds to the user's.
 """
 
-LATE_SECONDS = 5.0
-"""A read that ends so long after the end of its state's TTL is made again if the name has moved:
-by then a collection of another layout may have the name of the one that it read.
-"""
 
-NOTHING = CachedState("")
-"""The state of a collection that does not exist."""
+class StateCache(CachedStates[CachedState]):
+    """The cached states, the banks in memory, and requests beside the user's."""
 
-
-class StateCache:
-    """The cached states, and the banks in memory."""
+    failures = (HubnessError, *FAILURES)
+    perhaps_outdated = failures
 
     def __init__(
         self,
@@ -72,17 +68,12 @@ class StateCache:
         local: bool,
     ) -> None:
         """local: whether the client is in the local mode, which keeps metadata of collections."""
+        super().__init__(state_ttl)
         self.overrides = overrides
         """Settings of queries that name none."""
 
-        self._state_ttl = state_ttl
-        """Seconds for which a state stays cached."""
-
-        self._banks = BankCache(bank_budget)
-        """Banks in memory, up to a number of bytes."""
-
-        self._states: dict[str, tuple[float, CachedState]] = {}
-        """The states by the names that calls used, each with the time at which it expires."""
+        self._biases = BankBiases(self, bank_budget)
+        """Banks in memory, and the biases of points by them."""
 
         self._aliases: set[str] = set()
         """The names of calls that were found to be aliases of corrected collections."""
@@ -90,19 +81,7 @@ class StateCache:
         self._in_metadata: bool | None = True if local else None
         """Whether properties are in metadata of collections; None until the server has answered."""
 
-    def forget(self, collection: str) -> None:
-        """Drop the cached state of a collection."""
-        self._states.pop(collection, None)
-
-    def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does
-        not exist: the next call fails with Qdrant's error.
-        """
-        if collection in self._states:
-            expires_at, cached = self._states[collection]
-            if time.monotonic() < expires_at:
-                return cached
-
+    def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
         expires_at = time.monotonic() + self._state_ttl
         name = collection
         if collection in self._aliases:
@@ -113,7 +92,7 @@ class StateCache:
             # Assumes that there is no such collection, so that
             # the request which follows fails with Qdrant's error.
             if is_missing(error):
-                return NOTHING
+                return CachedState()
 
             raise
 
@@ -122,11 +101,11 @@ class StateCache:
             # The alias may have moved between the two requests: description and name must be of one
             # collection.
             self._aliases.add(collection)
-            return (yield from self.cached_state(collection))
+            return (yield from self.read_state(collection, timeout))
 
         sizes = {field: params.size for field, params in schema.dense(described).items()}
-        state = CachedState(
-            name=name,
+        return CachedState(
+            CollectionId(name=name),
             sizes=sizes,
             states=read_states(properties, name),
             dual_write=DualWrite.read(properties, name),
@@ -135,24 +114,19 @@ class StateCache:
             expires_at=expires_at,
             identity=identity_in(properties, name),
         )
-        self._states[collection] = (expires_at, state)
-        return state
 
-    def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a
-        rate of strict mode is exceeded, and ask again.
-
-        args: the method, and its arguments after the collection.
+    def patiently(self, ask: Ask, longest_wait: float = LONGEST_WAIT) -> Operation[Any]:
+        """Make a request that the user's call did not: wait if a rate of strict mode is exceeded, and
+        make it again.
         """
-        method, *further = args
         waited = 0.0
         while True:
             try:
-                return (yield Ask(method, (collection, *further), options))
+                return (yield ask)
             except ResourceExhaustedResponse as error:
                 seconds = float(max(1, error.retry_after_s))
                 waited += seconds
-                if waited > LONGEST_WAIT:
+                if waited > longest_wait:
                     raise
 
                 yield Pause(seconds)
@@ -160,77 +134,41 @@ class StateCache:
     def divided(
         self,
         collection: str,
-        method: str,
-        items: list[Any],
-        options: dict[str, Any],
+        parts: Iterable[Sequence[T]],
+        request: Callable[[list[T]], Ask],
+        stopped: Callable[[int, list[Any], Exception], Exception] | None = None,
         *,
         is_added: bool = True,
-    ) -> Operation[Any]:
-        """Ask with a list of items as the argument after the collection; in halves if the request
-        is too large. Return the last answer, or the answers to all items in a list. is_added:
-        whether this waits as `patiently` does.
+    ) -> Operation[list[Any]]:
+        """Make request(part) for each part, and for its halves, as `in_parts` does. Return the answers.
+
+        is_added: whether the first one waits as `patiently` does. The others do: they belong to a call
+        that has begun.
         """
-        try:
-            if is_added:
-                return (yield from self.patiently(collection, method, items, **options))
 
-            return (yield Ask(method, (collection, items), options))
-        except FAILURES as error:
-            if not is_too_large(error) or len(items) < 2:
-                raise
+        def put(part: Sequence[T]) -> Operation[Any]:
+            nonlocal is_added
+            longest_wait = LONGEST_WAIT if is_added else 0.0
+            answer = yield from self.patiently(request(list(part)), longest_wait)
+            is_added = True
+            return answer
 
-        middle = len(items) // 2
-        first = yield from self.divided(
-            collection, method, items[:middle], options, is_added=is_added
+        return self.in_parts(collection, parts, put, stopped)
+
+    def retrieved(self, collection: str, ids: list[Any], **options: Any) -> Operation[list[Any]]:
+        """Return the records of these ids, by as many requests as they need."""
+        answers = yield from self.divided(
+            collection, [ids], lambda some_ids: Ask("retrieve", (collection, some_ids), options)
         )
-        # The rest belongs to a request that has begun.
-        second = yield from self.divided(collection, method, items[middle:], options)
-        return [*first, *second] if isinstance(first, list) else second
+        return [record for records in answers for record in records]
 
-    def with_state(
-        self,
-        collection: str,
-        call: Callable[[CachedState], Operation[T]],
-        *,
-        is_write: bool = False,
-    ) -> Operation[T]:
-        """Return call(state).
-
-        If it fails and the collection has another state by now, call once more; also if the state
-        has expired meanwhile and the name leads to another collection, which a write has not reached.
-        """
-        cached = yield from self.cached_state(collection)
-        try:
-            result = yield from call(cached)
-            if not cached.real_name:
-                return result
-
-            # The former copy serves clients until their states have expired, and no longer: this
-            # call began before that, and was held up.
-            grace = 0.0 if is_write else LATE_SECONDS
-            if time.monotonic() <= cached.expires_at + grace:
-                return result
-
-            now = yield from self.cached_state(collection)
-            if now.name == cached.name or (is_write and cached.dual_write is not None):
-                return result
-        except (HubnessError, *FAILURES):
-            # Assumes nothing about what was carried out: with another state all is sent once more,
-            # which overwrites it.
-            self.forget(collection)
-            now = yield from self.cached_state(collection)
-            if now == cached:
-                raise
-
-        return (yield from call(now))
-
-    def with_state_of_vectors(
+    def retrying_by_width(
         self,
         collection: str,
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored
+        """As `retrying`, for a call that returns stored
         vectors, whose width shows if an alias was moved.
 
         vectors: returns some vectors of an answer.
@@ -239,11 +177,10 @@ class StateCache:
         def checked(cached: CachedState) -> Operation[T]:
             answer = yield from call(cached)
             if not all(cached.fits(vector) for vector in vectors(answer)):
-                self.forget(collection)
-                answer = yield from call((yield from self.cached_state(collection)))
+                answer = yield from call((yield from self.read_again(collection)))
             return answer
 
-        return self.with_state(collection, checked)
+        return self.retrying(collection, None, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
         """Return the collection's real name, read only if it matters, and its properties."""
@@ -275,31 +212,9 @@ class StateCache:
 
     # -- the collections that properties name ------------------------------------------------------
 
-    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the
-        writes of this collection go to the copy, too.
-        """
-        if dual_write in cached.checked:
-            return
-
-        copy = dual_write.collection
-        bodies = yield from self._bodies([point_id(cached.name), point_id(copy)])
-        origin = CollectionId(name=cached.name)
-        permits = dual_write.permits(origin, bodies)
-
-        # Another collection may have got the name. The write that follows needs the state anyway.
-        self.forget(copy)
-        found = yield from self.cached_state(copy)
-        if found == NOTHING:
-            return  # The write reports it.
-
-        dual_write.require_copy(origin, permits, found.states, found.identity)
-        cached.checked.add(dual_write)
-
-    def _bodies(self, ids: list[Any]) -> Operation[list[str]]:
-        """Return these records of the ledger, as JSON; none if there is no ledger."""
+    def bodies_of(self, keys: Sequence[str]) -> Operation[list[str]]:
         try:
-            records = yield Ask("retrieve", (LEDGER, ids))
+            records = yield Ask("retrieve", (LEDGER, [point_id(key) for key in keys]))
         except FAILURES as error:
             # Without a ledger nothing is listed: what needs a record is refused.
             if not is_missing(error):
@@ -309,51 +224,23 @@ class StateCache:
 
         return [str((record.payload or {}).get("body")) for record in records]
 
-    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
-        """Raise StateError unless the banks of a state belong to this collection."""
-        owner = CollectionId(name=(yield from self._real_name(collection)))
-        if keys := owner.bank_records(state):
-            bodies = yield from self._bodies([point_id(key) for key in keys])
-            owner.require_listed_banks(state, bodies)
+    def text_of(self, error: Exception) -> str:
+        return error_text(error)
 
-    # -- biases of new points ----------------------------------------------------------------------
+    def exceeds_limit(self, error: Exception) -> bool:
+        return is_too_large(error)
 
-    def biases(
-        self, collection: str, state: CollectionState, vectors: Floats, items: Items
-    ) -> Operation[tuple[Floats, Floats]]:
-        """Return the biases of points with vectors (n, d), (n, slots), and their locality hint
-        columns (n, c).
+    def copy_now(
+        self,
+        collection: str,
+        cached: CachedState,
+        dual_write: DualWrite,
+        timeout: float | None,
+    ) -> Operation[tuple[CachedState, DualWrite] | None]:
+        now = yield from self.read_again(collection, timeout)
+        return None if now.dual_write is None else (now, now.dual_write)
 
-        The biases are of all profiles, and of a generation that a job fills; the hints are by the
-        active bank. Both follow from one product with it.
-        """
-        state.expect_values(items.rows)
-        biases = np.zeros((len(vectors), state.slots), np.float32)
-        locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
-        for profile in state.written_profiles:
-            bank = yield from self._bank(collection, state, profile)
-            column, hints = yield Compute(partial(_of_rows, bank, state, vectors, items))
-            biases[:, profile.slot] = column
-
-            # The index is shaped by the queries of the active profile alone.
-            if profile is state.profile:
-                locality_hints = hints
-        return biases, locality_hints
-
-    def _bank(
-        self, collection: str, state: CollectionState, profile: Profile
-    ) -> Operation[CachedBank]:
-        name = (collection, state.field, profile.slot)
-        cached = self._banks.get(name, profile)
-        if cached is not None:
-            return cached
-
-        yield from self.expect_banks(collection, state)
-        bank = yield from self._load_bank(profile)
-        return self._banks.keep(name, profile, bank)
-
-    def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
-        reference = profile.bank
+    def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
         where = rows_of(reference.generation, BankGenerations.parts_of(reference))
@@ -361,14 +248,14 @@ class StateCache:
         records: list[Any] = []
         offset: Any = None
         while True:
-            page, offset = yield from self.patiently(
-                reference.collection,
-                "scroll",
-                scroll_filter=where,
-                limit=rows,
-                offset=offset,
-                with_vectors=True,
-            )
+            options = {
+                "scroll_filter": where,
+                "limit": rows,
+                "offset": offset,
+                "with_vectors": True,
+            }
+            ask = Ask("scroll", (reference.collection,), options)
+            page, offset = yield from self.patiently(ask)
             records += page
             BankGenerations.expect_bounded(reference, len(records))
             if offset is None:
@@ -382,11 +269,3 @@ class StateCache:
         )
         payloads = [record.payload for record in records]
         return BankGenerations.restored(reference, "qdrant", vectors, payloads)
-
-
-def _of_rows(
-    bank: CachedBank, state: CollectionState, vectors: Floats, items: Items
-) -> tuple[Floats, Floats]:
-    """Return the biases (n,) and the locality hint columns (n, c) of vectors (n, d) by a bank."""
-    # A fit is restored and evaluated in a thread: both may take long.
-    return bank.correction(state).of_rows(vectors, items, are_new=False)
