@@ -31,6 +31,7 @@ from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator, InvertedSoftmax
 from milvus_hubness.correction.near_copies import near_copies, with_groups
 from milvus_hubness.correction.rerank import DynamicGate
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.measures import (
     k_occurrence,
     nearest,
@@ -38,8 +39,10 @@ from milvus_hubness.quality.measures import (
     skewness,
 )
 from milvus_hubness.quality.outcomes import Outcome, assess
-from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
+from milvus_hubness.quality.right_items import RightItems
+from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import (
+    Swept,
     decide,
     default_biases,
     folds,
@@ -159,7 +162,7 @@ def outcome_of(task: Task, queries: Numbers, *given: Vectors) -> Outcome:
     """Of the raw search and then of each bias."""
     raw = np.zeros(len(task.gallery), np.float32)
     return assess(
-        task.query[queries], task.gallery, [raw, *given], list(task.positives[queries, None])
+        task.query[queries], task.gallery, [raw, *given], RightItems.of(task.positives[queries])
     )
 
 
@@ -386,7 +389,7 @@ class Comparison:
         """Of the raw search and then of each trial."""
         task = self.task
         return search(
-            trials, task.query[queries], task.gallery, list(task.positives[queries, None])
+            trials, task.query[queries], task.gallery, RightItems.of(task.positives[queries])
         )
 
     def by_method(self, search_request: Sequence[SearchRequest]) -> dict[str, float]:
@@ -434,14 +437,15 @@ class Comparison:
             yield Decision(
                 "queries", judged.verdict, found, at_strength(trials[-1], judged.strength), measured
             )
-            labels = list(task.positives[result, None])
-            pairs = Pairs(task.query[result], labels, np.ones(len(labels)))
+            pairs = LabelledQueries.of(task.query[result], task.positives[result])
             for told, tried in zip(
                 TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True
             ):
                 outcome = self.searched(tried, result)
                 fold = folds(pairs.queries, copies.cosine)
-                chosen, judged, *_ = decide(tried, outcome, copies.bank, task.gallery, pairs, fold)
+                chosen, judged, *_ = decide(
+                    Swept(tried, outcome, copies.bank, task.gallery), pairs, fold
+                )
                 yield Decision(
                     told, judged.verdict, found, at_strength(chosen, judged.strength), measured
                 )

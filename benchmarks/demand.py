@@ -38,6 +38,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.estimators.base import score_spread
 from milvus_hubness.correction.near_copies import with_groups
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.tuning import judge_bank, tune
 from tests.support.real_data import EMBEDDING_TASKS
 
@@ -166,7 +167,7 @@ def drawn(name: str, zipf: float, number: int, tuned: bool) -> dict[str, float]:
     }
     if tuned:
         pairs = rng.choice(len(gallery), size=PAIRS, p=demand)
-        choice = tune(log, gallery, queries=task.draw(rng, pairs), positives=pairs)
+        choice = tune(log, gallery, queries=LabelledQueries.of(task.draw(rng, pairs), pairs))
         biases["tune"] = np.zeros(len(gallery), np.float32)
         if choice.choice is not None:
             biases["tune"] = choice.strength * biases_of(choice.choice, grouped, gallery)

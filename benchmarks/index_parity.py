@@ -41,6 +41,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.tuning import tune
 from tests.support.real_data import Task, load_task
 from tests.support.servers import MilvusServer
@@ -242,7 +243,9 @@ def in_turns(
 
 def chosen(task: Task, rows: Floats, pairs: Any) -> Estimator:
     """The estimator that `tune` chooses by the pairs of those queries. Exits where it chooses none."""
-    found = tune(task.bank, rows, queries=task.query[pairs], positives=task.positives[pairs])
+    found = tune(
+        task.bank, rows, queries=LabelledQueries.of(task.query[pairs], task.positives[pairs])
+    )
     print(f"tune: {found.verdict}, strength {found.strength}: {found.reason}", flush=True)
     if found.choice is None:
         sys.exit("tune advises to leave this task alone: there is nothing to measure")

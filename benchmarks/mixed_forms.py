@@ -25,6 +25,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator
 from milvus_hubness.quality.measures import confidence_interval, paired_difference
 from milvus_hubness.quality.outcomes import assess
+from milvus_hubness.quality.right_items import RightItems
 
 
 def centred(mixed: Mixed) -> Mixed:
@@ -106,7 +107,9 @@ def run(name: str) -> dict[str, dict[str, Any]]:
                 )
                 for estimator in ESTIMATORS.values()
             ]
-            outcome = assess(changed.query, changed.gallery, biases, list(changed.positives))
+            outcome = assess(
+                changed.query, changed.gallery, biases, RightItems.of(changed.positives)
+            )
             for method, right, retrieved in zip(
                 ESTIMATORS, outcome.values, outcome.retrieved, strict=True
             ):

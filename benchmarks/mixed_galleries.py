@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from benchmarks.reference import unit
 from milvus_hubness.quality.outcomes import assess
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 Floats = npt.NDArray[np.float32]
@@ -106,7 +107,7 @@ def simulated(task: Task, wanted: float | None) -> Floats:
     def recall(items: Floats) -> float:
         zeros = np.zeros(len(items), np.float32)
         return float(
-            assess(task.query, items, [zeros], list(task.positives[:, None])).values.mean()
+            assess(task.query, items, [zeros], RightItems.of(task.positives)).values.mean()
         )
 
     wanted = wanted or recall(task.gallery)

@@ -41,6 +41,7 @@ from milvus_hubness.correction.estimators.products import (
     logsumexp_with_room,
 )
 from milvus_hubness.quality.outcomes import assess
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 SHARES = (0.01, 0.1, 0.3)
@@ -105,7 +106,7 @@ def measure(
         biases[2, is_new] = np.concatenate([fitted.new_bias(part) for part in parts])
         hits = (
             100
-            * assess(task.query, task.gallery, list(biases), list(task.positives[:, None])).values
+            * assess(task.query, task.gallery, list(biases), RightItems.of(task.positives)).values
         )
         of_new = is_new[task.positives]
         shift = biases - biases[-1]
@@ -273,7 +274,7 @@ def measure_many(
                 np.testing.assert_allclose(biases[is_new], fitted.new_bias(new), atol=1e-4)
         rows += [same_bank[method].bias(task.gallery), new_bank[method].bias(task.gallery)]
 
-    hits = 100 * assess(task.query, task.gallery, rows, list(task.positives[:, None])).values
+    hits = 100 * assess(task.query, task.gallery, rows, RightItems.of(task.positives)).values
     of_new = is_new[task.positives]
     shown = [[row.mean(), row[of_new].mean(), row[~of_new].mean()] for row in hits]
     by_method = np.split(np.array(shown), len(METHODS))

@@ -40,6 +40,7 @@ from milvus_hubness.quality.measures import (
     skewness,
 )
 from milvus_hubness.quality.outcomes import assess
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
@@ -97,15 +98,15 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         started = time.monotonic()
         biases.append(bias_of(task, estimator, BANK_OF_BLEND if method in SHORT_BANK else None))
         seconds[method] = time.monotonic() - started
-    positives = list(task.positives[:, None])
-    outcome = assess(task.query, task.gallery, biases, positives)
+    positives = RightItems.of(task.positives)
+    outcome = assess(task.query, task.gallery, biases, RightItems.of(positives))
     hits = dict(zip(methods, outcome.values, strict=True))
     found = dict(zip(methods, outcome.retrieved, strict=True))
     for method, baseline in BASELINES.items():
         started = time.monotonic()
         changed, bias = baseline(task)
         seconds[method] = time.monotonic() - started
-        outcome = assess(changed.query, changed.gallery, [bias], positives)
+        outcome = assess(changed.query, changed.gallery, [bias], RightItems.of(positives))
         hits[method], found[method] = outcome.values[0], outcome.retrieved[0]
     gate = DynamicGate().activated(task.bank, task.gallery)[found["raw"][:, 0]]
     hits[GATED] = np.where(gate, hits[GATED], hits["raw"])

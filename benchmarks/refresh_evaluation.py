@@ -33,8 +33,9 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend
-from milvus_hubness.jobs.refresh.biases import NOISE, Labelled, judge
+from milvus_hubness.jobs.refresh.biases import NOISE, ReducedSample, judge
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
+from milvus_hubness.quality.labelled import LabelledQueries
 
 TASKS = tuple(name for name in EXAMPLE_TASKS if not name.startswith("caption"))
 MOST_ITEMS = 1_000
@@ -119,7 +120,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     number_of = np.full(len(task.gallery), -1)
     number_of[kept] = np.arange(len(kept))
     asked = asked[number_of[task.positives[asked]] >= 0]
-    labelled = Labelled(
+    labelled = LabelledQueries.of(
         task.query[asked], [number_of[[item]] for item in task.positives[asked].tolist()]
     )
 
@@ -128,7 +129,9 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     for pair in pairs(name):
         old, new = plan_of(pair.old), plan_of(pair.new)
         for queries in (None, task.query[real]):
-            result = judge(layout, task.gallery[kept], old, new, labelled, queries)
+            result = judge(
+                ReducedSample.of(layout, task.gallery[kept]), old, new, labelled, queries
+            )
             if result is None:
                 continue
             gain = result.gains["old"]

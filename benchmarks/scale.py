@@ -30,6 +30,7 @@ import numpy as np
 
 from benchmarks.data import data_folder
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
+from milvus_hubness.quality.labelled import LabelledQueries
 
 ITEMS, BANK, DIM, NEIGHBORS = (10_000, 30_000, 100_000), 20_000, 512, 64
 NOISE = 0.05
@@ -125,10 +126,10 @@ def tune_captions(labels: bool) -> dict[str, Any]:
     from tests.support.real_data import load_task
 
     task, results = load_task("caption_translation"), []
-    labelled: Any = {"queries": task.query, "positives": task.positives} if labels else {}
+    queries = LabelledQueries.of(task.query, task.positives) if labels else None
     cost = measured(
         lambda: results.append(
-            tune(task.bank, task.gallery, target_bank=task.target_bank, **labelled)
+            tune(task.bank, task.gallery, target_bank=task.target_bank, queries=queries)
         )
     )
     return {**cost, "verdict": results[0].verdict, "choice": repr(results[0].choice)}

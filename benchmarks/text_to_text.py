@@ -58,6 +58,7 @@ from milvus_hubness.quality.measures import (
 )
 from milvus_hubness.quality.reciprocity import reciprocities
 from milvus_hubness.quality.retrieval import hits, ranks
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.tuning import judge_bank
 from milvus_hubness.quality.verdict import chance_excess
 from tests.support.real_data import require
@@ -331,7 +332,8 @@ def searched(encode: Encoder, texts: Fold) -> dict[str, Any]:
         "followed_real": with_real.strength * default,
     }
     first = {
-        name: hits(ranks(queries, items, texts.positives, bias), 1) for name, bias in biases.items()
+        name: hits(ranks(queries, items, RightItems.of(texts.positives), bias), 1)
+        for name, bias in biases.items()
     }
     counts = [
         k_occurrence(nearest(queries, items, K, biases[name]), len(items), K)

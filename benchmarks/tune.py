@@ -22,9 +22,11 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import near_copies, with_groups
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.outcomes import assess
-from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, folds, tune
+from milvus_hubness.quality.right_items import RightItems
+from milvus_hubness.quality.trials import Trial, search, sweep
+from milvus_hubness.quality.tuning import Swept, decide, folds, tune
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
 SPLITS = 20
@@ -60,7 +62,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
     copies = near_copies(bank, task.gallery)
     targets = None if task.target_bank is None else QueryBank(task.target_bank)
     trials = sweep(copies.bank, task.gallery, targets)
-    outcome = search(trials, task.query, task.gallery, list(positives))
+    outcome = search(trials, task.query, task.gallery, RightItems.of(positives))
     hits = outcome.values
     plain = np.array([trial.gate is None for trial in trials])
     without = [trial for trial in trials if trial.gate is None]
@@ -74,7 +76,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
     labelled, ungated, unlabelled, verdicts, intervals, agreed, gated = [], [], [], [], [], 0, 0
     for seed in range(splits):
         validation, test = split(n, seed)
-        pairs = Pairs(task.query[validation], list(positives[validation]), np.ones(len(validation)))
+        pairs = LabelledQueries.of(task.query[validation], positives[validation])
         seen = outcome.of(validation)
         for tried, known, means in (
             (without, seen.of_biases(np.array([True, *plain])), ungated),
@@ -82,13 +84,13 @@ def run(name: str, splits: int) -> dict[str, Any]:
         ):
             fold = folds(pairs.queries, copies.cosine, seed)
             chosen, judged, *_ = decide(
-                tried, known, copies.bank, task.gallery, pairs, fold, seed=seed
+                Swept(tried, known, copies.bank, task.gallery), pairs, fold, seed=seed
             )
             applied = chosen._replace(
                 bias=np.float32(judged.strength / chosen.strength) * chosen.bias
             )
             means.append(
-                search([applied], task.query[test], task.gallery, list(positives[test]))
+                search([applied], task.query[test], task.gallery, RightItems.of(positives[test]))
                 .values[1]
                 .mean()
             )
@@ -136,7 +138,7 @@ def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
         fitted = result.choice.fit(log, gallery=task.gallery, target_bank=task.target_bank)
         bias = np.float32(result.strength) * fitted.bias(task.gallery)
     return result.verdict, assess(
-        task.query, task.gallery, [bias], list(task.positives[:, None])
+        task.query, task.gallery, [bias], RightItems.of(task.positives)
     ).values[0]
 
 

@@ -6,8 +6,8 @@ a line; none of them decides a verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,8 @@ from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.token_rows import is_token_rows, pooled
 from milvus_hubness.quality import measures, retrieval
-
-Positions: TypeAlias = Sequence[npt.NDArray[np.int64]]
-"""For each query the numbers of its right items."""
+from milvus_hubness.quality.labelled import LabelledQueries
+from milvus_hubness.quality.right_items import RightItems
 
 GRAVE_SHARE = 0.1
 """Share of rows without a vector of their own from which on the figures say little."""
@@ -76,24 +75,24 @@ def data_faults(
     metric: Metric,
     *,
     unusable: int = 0,
-    queries: Vectors | None = None,
-    positives: Positions | None = None,
-    own: npt.NDArray[np.int64] | None = None,
-    ignores_own: bool = False,
+    queries: Vectors | LabelledQueries | None = None,
+    share_with_ids: float = 0.0,
     seed: int = 0,
 ) -> list[Fault]:
     """Return the faults of items (n, d) and of the queries that search them.
 
     Of rows of several vectors, the means of these are looked at; how their items answer, no mean says.
     unusable: number of further items, whose vectors are zero. queries: (m, d), those with right items
-    or real ones apart from the bank. positives: the numbers of the right items of each of these.
-    own: (m,), the number of the item that has the id of each of these, −1 for none. ignores_own:
-    whether this item is no answer to it, so that the caller knows that queries are items.
+    or real ones apart from the bank. share_with_ids: the share of these that have the id of an item.
     """
     rng = np.random.default_rng(seed)
     are_scored = not is_token_rows(bank.vectors)
     items = pooled(items)
     past = pooled(bank.vectors)
+    right = None
+    if isinstance(queries, LabelledQueries):
+        right = queries.right
+        queries = queries.queries
     queries = None if queries is None else pooled(queries)
     zero = ~items.any(1)
     faults = [
@@ -102,10 +101,10 @@ def data_faults(
         *_on_copies(items[~zero]),
         *_on_queries(past, queries),
     ]
-    if not ignores_own:
-        have_ids = own is not None and float((own >= 0).mean()) >= ITEMS_AMONG_QUERIES
-        remedy = ITSELF if have_ids else None
-        if positives is not None and queries is not None:
+    # Where items are no answers to themselves, the caller knows that they are queries.
+    if right is None or right.own is None:
+        remedy = ITSELF if share_with_ids >= ITEMS_AMONG_QUERIES else None
+        if right is not None and queries is not None:
             faults += _on_items_among(queries, items, "the queries with right rows", rng, remedy)
         faults += _on_items_among(past, items, "the bank", rng, remedy)
     if not are_scored:
@@ -114,10 +113,8 @@ def data_faults(
     searched = queries if queries is not None else past
     chosen = np.sort(rng.permutation(len(searched))[:SEARCHED])
     searched = searched[chosen]
-    if positives is not None:
-        right = [positives[number] for number in chosen.tolist()]
-        ignored = own[chosen] if own is not None and ignores_own else None
-        faults += _on_right_items(searched, items, right, metric, ignored, seed)
+    if right is not None:
+        faults += _on_right_items(searched, items, right.take(chosen), metric, seed)
     else:
         some = np.sort(rng.permutation(len(items))[:MOST_ITEMS])
         faults += _on_long_answers(searched, items[some], metric)
@@ -209,12 +206,7 @@ def _on_items_among(
 
 
 def _on_right_items(
-    queries: Vectors,
-    items: Vectors,
-    positives: Positions,
-    metric: Metric,
-    own: npt.NDArray[np.int64] | None,
-    seed: int,
+    queries: Vectors, items: Vectors, right: RightItems, metric: Metric, seed: int
 ) -> Iterator[Fault]:
     """Yield that right items are found by chance, or better by another metric."""
     values: dict[Metric, npt.NDArray[np.float64]] = {}
@@ -225,14 +217,14 @@ def _on_right_items(
         # A zero vector has no direction, and is no answer then.
         reduced_items = layout.reduce_items(np.where(is_valid[:, None], items, 1))
         reduced_queries = layout.reduce_queries(queries)
-        ranks = retrieval.ranks(reduced_queries, reduced_items, positives, own=own)
+        ranks = retrieval.ranks(reduced_queries, reduced_items, right)
         values[name] = retrieval.R_AT_1.values(ranks)
         if name == metric:
             best = ranks.best
 
     assert best is not None, "the metric is one of those"
     found = float((best <= DEPTH).mean())
-    by_chance = DEPTH * float(np.mean([len(of_query) for of_query in positives])) / len(items)
+    by_chance = DEPTH * float(right.counts.mean()) / len(items)
     if len(items) >= FEWEST_ITEMS and found <= CHANCE_FACTOR * by_chance:
         yield Fault(
             "right rows by chance",

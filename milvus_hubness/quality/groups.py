@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality import measures, retrieval
+from milvus_hubness.quality import measures
+from milvus_hubness.quality.right_items import RightItems
 
 MOST_GROUPS = 12
 """Values of a field with a group of their own."""
@@ -90,23 +91,19 @@ def shares(
     members: Sequence[tuple[str | None, Members]],
     before: npt.NDArray[np.int64],
     after: npt.NDArray[np.int64],
-    positives: retrieval.Positives | None,
+    right_items: RightItems | None,
     *,
     seed: int = 0,
 ) -> list[Group]:
     """Return the shares of each group in the answers (n_queries, k) before and after.
 
-    They have 95% bootstrap intervals over the queries, jointly for all. Raises InvalidInput for
-    fewer than two queries.
+    They have 95% bootstrap intervals over the queries, jointly for all. right_items: of the queries, if
+    they are known. Raises InvalidInput for fewer than two queries.
     """
     if not members:
         return []
     if len(before) < 2:
         raise InvalidInput("shares by group need at least two queries: pass more")
-    right_items = None
-    if positives is not None:
-        right_items = retrieval.checked_positives(positives, len(before), len(members[0][1]))
-
     rows: list[npt.NDArray[np.float64]] = []
     for _, inside in members:
         rows += _per_query(inside, before, after, right_items)
@@ -129,18 +126,14 @@ def _per_query(
     inside: Members,
     before: npt.NDArray[np.int64],
     after: npt.NDArray[np.int64],
-    right_items: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None,
+    right_items: RightItems | None,
 ) -> list[npt.NDArray[np.float64]]:
-    """Return the shares (n_queries,) of one group in the answers to each query.
-
-    right_items: as `retrieval.checked_positives` returns them.
-    """
+    """Return the shares (n_queries,) of one group in the answers to each query."""
     if right_items is None:
         due = np.full(len(before), inside.mean())
     else:
-        items, starts = right_items
-        right_counts = np.add.reduceat(inside[items].astype(np.float64), starts[:-1])
-        due = right_counts / np.diff(starts)
+        right_counts = right_items.sums(inside[right_items.items].astype(np.float64))
+        due = right_counts / right_items.counts
 
     first = [inside[answers[:, 0]].astype(np.float64) for answers in (before, after)]
     top = [inside[answers].mean(1) for answers in (before, after)]

@@ -109,8 +109,8 @@ class Sendings(NamedTuple):
     weights: npt.NDArray[np.float64] | None = None
     """(n,) above 0, what one observation weighs; None for equal weights."""
 
-    def of(self, queries: npt.NDArray[np.bool_]) -> Sendings:
-        """Return those of some of the queries, (n,) bool."""
+    def of(self, queries: npt.NDArray[Any]) -> Sendings:
+        """Return those of some of the queries, by their numbers or by a mask."""
         counts, weights = self
         return Sendings(
             None if counts is None else counts[queries],
@@ -168,7 +168,7 @@ def nearest(
 ) -> npt.NDArray[np.int64]:
     """Return (n, k) numbers of the items with the highest s(q, r) − b(r), best first.
 
-    queries: (n, d); gallery: (m, d); bias: (m,); own: as for `retrieval.ranks`. Raises InvalidInput, DimensionMismatch,
+    queries: (n, d); gallery: (m, d); bias: (m,); own: see `RightItems.own`. Raises InvalidInput, DimensionMismatch,
     NonFiniteVectors and, for k, InvalidParameter.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)

@@ -26,10 +26,10 @@ from milvus_hubness.quality.retrieval import (
     MARGIN,
     R_AT_1,
     Measure,
-    PerQuery,
     PositiveRanks,
     in_order,
 )
+from milvus_hubness.quality.right_items import RightItems
 
 RESAMPLES = 50
 """Of the queries, for the standard error of a change."""
@@ -95,17 +95,13 @@ def assess(
     queries: Vectors,
     gallery: Vectors,
     biases: Sequence[Vectors],
-    positives: Sequence[npt.NDArray[np.int64]] | None = None,
-    *,
-    grades: Sequence[PerQuery] | None = None,
+    right: RightItems | None = None,
     measure: Measure = R_AT_1,
-    own: npt.NDArray[np.int64] | None = None,
 ) -> Outcome:
     """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery.
 
-    gallery: (n_items, d). positives: for each query the numbers of its items, none of them twice;
-    grades: for each query how right these are. own: as for `retrieval.ranks`. Memory: a tile of at
-    least one row of scores.
+    gallery: (n_items, d). right: the right items of the queries; None for no ranks. Memory: a tile of
+    at least one row of scores.
     """
     all_biases = np.stack(biases)
     # Biases of nearly the same spread go together: bounds on all of a group are then tight.
@@ -114,26 +110,26 @@ def assess(
 
     depth = min(DEPTH, len(gallery))
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
-    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
+    ranks = np.empty((len(biases), 0 if right is None else len(queries)), np.int32)
     values = np.empty(ranks.shape)
-    positive_items = None if positives is None else _padded(positives)
+    right_items = None if right is None else _padded(right)
+    numbers = np.arange(len(queries))
+    own = None if right is None else right.own
     for tile, scores in tiles_of_scores(queries, gallery, own):
         for group in groups:
             group_biases = as_scores(all_biases[group], scores)
             bounds = _Bounds.of(scores, group_biases)
             retrieved[group, tile] = _first_items(bounds, depth)
-            if positives is None or positive_items is None:
+            if right is None or right_items is None:
                 continue
 
-            best = _best_ranks(bounds, as_scores(positive_items[tile], scores))
+            best = _best_ranks(bounds, as_scores(right_items[tile], scores))
             ranks[group, tile] = best
             if measure.needs_best_only:
                 values[group, tile] = measure.of_best(best)
                 continue
-            of_tile = None if grades is None else grades[tile]
-            for bias, of_bias in zip(
-                group, _all_ranks(bounds, positives[tile], of_tile), strict=True
-            ):
+            all_ranks = _all_ranks(bounds, right.take(numbers[tile]))
+            for bias, of_bias in zip(group, all_ranks, strict=True):
                 values[bias, tile] = measure.values(of_bias)
 
     return Outcome(ranks, retrieved, values)
@@ -245,29 +241,22 @@ def _best_ranks(bounds: _Bounds, positives: Scores) -> npt.NDArray[np.int64]:
     return _ranks_behind(bounds, library_of(bounds.scores).amax(corrected, 2))
 
 
-def _all_ranks(
-    bounds: _Bounds,
-    positives: Sequence[npt.NDArray[np.int64]],
-    grades: Sequence[PerQuery] | None,
-) -> Iterator[PositiveRanks]:
-    """Yield the ranks of all positives of the m queries under each bias of the group."""
-    counts = np.array([len(items) for items in positives])
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    items = np.concatenate(positives)
-    unordered = np.empty((len(bounds.biases), len(items)), np.int64)
-    # The nth positive of all queries that have so many, at once.
+def _all_ranks(bounds: _Bounds, right: RightItems) -> Iterator[PositiveRanks]:
+    """Yield the ranks of all right items of the m queries under each bias of the group."""
+    counts = right.counts
+    unordered = np.empty((len(bounds.biases), len(right.items)), np.int64)
+    # The nth right item of all queries that have so many, at once.
     for nth in range(int(counts.max())):
         with_nth = np.flatnonzero(counts > nth)
-        positions = starts[:-1][with_nth] + nth
+        positions = right.starts[with_nth] + nth
         of_rows = bounds.of_rows(as_scores(with_nth, bounds.scores))
-        columns = as_scores(items[positions], bounds.scores)
+        columns = as_scores(right.items[positions], bounds.scores)
         raw = at_columns(of_rows.scores, columns[:, None])[:, 0]
         corrected = raw - bounds.biases[:, columns]
         unordered[:, positions] = _ranks_behind(of_rows, corrected)
 
-    values = None if grades is None else np.concatenate(grades)
     for of_bias in unordered:
-        yield in_order(of_bias, starts, values)
+        yield in_order(of_bias, right.starts, right.grades)
 
 
 def _ranks_behind(bounds: _Bounds, corrected: Scores) -> npt.NDArray[np.int64]:
@@ -326,10 +315,10 @@ def noise_of_change(
     return noise
 
 
-def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Return (n_queries, most) the items of each query, filled up with its first."""
-    # A positive twice is no better than once, so the first one can fill a row of the table.
-    most = max(map(len, positives))
-    return np.stack(
-        [np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives]
-    )
+def _padded(right: RightItems) -> npt.NDArray[np.int64]:
+    """Return (n_queries, most) the items of each query, filled up with its last."""
+    # An item twice is no better than once, so the last one can fill a row of the table.
+    counts = right.counts
+    nth = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
+    padded: npt.NDArray[np.int64] = right.items[right.starts[:-1, None] + nth]
+    return padded

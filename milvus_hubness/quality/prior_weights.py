@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.prior import Prior, Values
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.outcomes import Outcome
-from milvus_hubness.quality.trials import Pairs, Trial, merits_of
+from milvus_hubness.quality.trials import Trial, merits_of, search_labelled
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 """The λ that are tried, in units of the spread of scores."""
@@ -66,7 +67,7 @@ class PriorTrials:
         self,
         trials: Sequence[Trial],
         gallery: Vectors,
-        pairs: Pairs,
+        pairs: LabelledQueries,
         preference: Preference,
         unit: float,
         fold: npt.NDArray[np.int64],
@@ -121,7 +122,8 @@ class PriorTrials:
                 for trial in _shifted(trials, weight * self._unit * logs)
             ]
             queries.append(in_fold)
-            outcomes.append(self._pairs.of(in_fold).search(shifted, self._gallery))
+            pairs = self._pairs.take(in_fold)
+            outcomes.append(search_labelled(shifted, pairs, self._gallery))
 
         # The first row is the raw search.
         order = np.argsort(np.concatenate(queries))
@@ -132,14 +134,11 @@ class PriorTrials:
         """Return log p(r) (n_items,), centred, without the clicks of these queries."""
         values = self._preference.values
         if self._preference.counts_pairs:
-            positives = [self._pairs.positives[query] for query in left_out.tolist()]
+            right = self._pairs.right.take(left_out)
             # A query with several right rows has at least one click on each, however they were
             # counted; a weight is how many clicks there are, which they share.
-            counts = np.array(list(map(len, positives)))
-            shares = np.maximum(self._pairs.weights[left_out] / counts, 1)
-            own = np.bincount(
-                np.concatenate(positives), np.repeat(shares, counts), minlength=len(values)
-            )
+            shares = np.maximum(self._pairs.weights[left_out] / right.counts, 1)
+            own = np.bincount(right.items, np.repeat(shares, right.counts), minlength=len(values))
             values = np.maximum(values - own, 0)
         logs = np.log1p(values / self._preference.prior.added)
         return np.asarray(logs - logs.mean())

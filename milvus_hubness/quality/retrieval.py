@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +19,14 @@ from milvus_hubness.correction.kernels.scores import (
     largest_sizes,
     tiles_of_scores,
 )
-from milvus_hubness.errors import InvalidInput, name_some
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import ONCE_EACH, Sendings, with_bias
+from milvus_hubness.quality.right_items import RightItems
 
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
 
-LARGEST_WEIGHT = 1e20
-"""Largest weight of a labelled pair."""
-
 PerQuery = npt.NDArray[np.float64]
-Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
-Grades: TypeAlias = npt.NDArray[Any] | Sequence[float | Collection[float]]
-"""For each query how right its positives are: numbers above 0, in the order of the positives."""
 
 
 class PositiveRanks(NamedTuple):
@@ -97,26 +91,20 @@ class PositiveRanks(NamedTuple):
 def ranks(
     queries: npt.ArrayLike,
     gallery: npt.ArrayLike,
-    positives: Positives,
+    right: RightItems,
     bias: npt.ArrayLike | None = None,
-    *,
-    grades: Grades | None = None,
-    own: npt.NDArray[np.int64] | None = None,
 ) -> PositiveRanks:
-    """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
+    """Return the rank of every right item under s(q, r) − b(r) among all gallery items.
 
-    positives: for each query the number of its gallery item, or several. grades: for each query how
-    right these are, above 0. own: (n_queries,), the number of the item that a query itself is, which
-    is no answer to it; −1 for none. Scores that are equal up to float32 rounding rank behind the
-    positive's. Memory: a tile of at least one row of scores. Raises InvalidInput,
-    DimensionMismatch, NonFiniteVectors.
+    Scores that are equal up to float32 rounding rank behind that of the right item. Memory: a tile of
+    at least one row of scores. Raises InvalidInput, DimensionMismatch, NonFiniteVectors.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
-    judged = checked_judgements(positives, grades, len(query_vectors), len(stored))
-    items = judged.items
-    starts = judged.starts
+    right.expect_within(len(query_vectors), len(stored))
+    items = right.items
+    starts = right.starts
     unordered = np.empty(len(items), np.int64)
-    for tile, scores in tiles_of_scores(query_vectors, stored, own):
+    for tile, scores in tiles_of_scores(query_vectors, stored, right.own):
         # Equal items get scores that differ by rounding. Without a margin, they would be before
         # the positive or behind it by chance.
         margins = MARGIN * largest_sizes(scores)
@@ -133,7 +121,7 @@ def ranks(
             limits = at_columns(row_scores, columns) + margins[rows, None]
             unordered[positions] = 1 + as_array((row_scores > limits).sum(1))
 
-    return in_order(unordered, starts, judged.grades, items)
+    return in_order(unordered, starts, right.grades, items)
 
 
 MEASURES = "R@k, MRR, MAP or nDCG@k"
@@ -233,138 +221,6 @@ def in_order(
         None if grades is None else grades[order],
         None if items is None else items[order],
     )
-
-
-def checked_positives(
-    positives: Positives, n_queries: int, n_items: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return all positives, and the start of each query's.
-
-    They are sorted by query, without duplicates. Raises InvalidInput.
-    """
-    judged = checked_judgements(positives, None, n_queries, n_items)
-    return judged.items, judged.starts
-
-
-class JudgedItems(NamedTuple):
-    """The positives of all queries; those of query i are items[starts[i]:starts[i + 1]]."""
-
-    items: npt.NDArray[np.int64]
-    """(p,) their numbers in the gallery."""
-
-    starts: npt.NDArray[np.int64]
-    """(n_queries + 1,) the position of each query's first one, and p at the end."""
-
-    grades: PerQuery | None
-    """(p,) how right each is, above 0; None for 1 each."""
-
-    def by_query(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Return values (p,) of the positives as one array for each query."""
-        return np.split(values, self.starts[1:-1])
-
-
-def checked_judgements(
-    positives: Positives, grades: Grades | None, n_queries: int, n_items: int
-) -> JudgedItems:
-    """Return all positives with their grades.
-
-    They are sorted by query, without duplicates, of which the highest grade counts. Raises
-    InvalidInput.
-    """
-    if len(positives) != n_queries:
-        raise InvalidInput(
-            f"positives cover {len(positives)} queries, but {n_queries} queries were passed"
-        )
-    if n_queries == 0 or n_items == 0:
-        raise InvalidInput("queries or gallery items are missing")
-
-    listed = [
-        list(numbers) if isinstance(numbers, Iterable) else [numbers] for numbers in positives
-    ]
-    graded = [dict.fromkeys(numbers, 1.0) for numbers in listed]
-    if grades is not None:
-        graded = _with_grades(listed, grades)
-    missing = [query for query, of_query in enumerate(graded) if not of_query]
-    if missing:
-        raise InvalidInput(
-            f"no positive for query {name_some(missing)}: each query needs at least one"
-        )
-
-    starts = np.concatenate([[0], np.cumsum([len(of_query) for of_query in graded])])
-    ordered = [sorted(of_query.items()) for of_query in graded]
-    items = np.array([item for of_query in ordered for item, _ in of_query])
-    if items.dtype.kind not in "iu":
-        raise InvalidInput("positives must be the numbers of gallery items")
-
-    outside = np.flatnonzero((items < 0) | (items >= n_items))
-    if len(outside):
-        faulty = sorted({int(query) for query in np.searchsorted(starts, outside, "right") - 1})
-        raise InvalidInput(
-            f"positives of query {name_some(faulty)} are not among the {n_items} gallery items"
-        )
-
-    values = None
-    if grades is not None:
-        values = np.array([grade for of_query in ordered for _, grade in of_query])
-    return JudgedItems(items.astype(np.int64), starts, values)
-
-
-def _with_grades(positives: Sequence[list[Any]], grades: Grades) -> list[dict[Any, float]]:
-    """Return the grade of each positive of each query. Raises InvalidInput."""
-    listed = [list(values) if isinstance(values, Iterable) else [values] for values in grades]
-    unequal = [
-        query
-        for query, numbers in enumerate(positives)
-        if query >= len(listed) or len(listed[query]) != len(numbers)
-    ]
-    if unequal or len(listed) != len(positives):
-        raise InvalidInput(
-            f"the grades of query {name_some(unequal or [len(positives)])} must be as many as its "
-            "positives"
-        )
-    wrong = [
-        query
-        for query, values in enumerate(listed)
-        if not all(isinstance(grade, Real) and 0 < float(grade) < np.inf for grade in values)
-    ]
-    if wrong:
-        raise InvalidInput(f"the grades of query {name_some(wrong)} must be numbers above 0")
-
-    of_queries: list[dict[Any, float]] = []
-    for numbers, values in zip(positives, listed, strict=True):
-        of_query: dict[Any, float] = {}
-        for item, grade in zip(numbers, values, strict=True):
-            of_query[item] = max(of_query.get(item, 0.0), float(grade))
-        of_queries.append(of_query)
-    return of_queries
-
-
-def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
-    """Return the weights of labelled pairs (count,), by default 1. Raises InvalidInput."""
-    if weights is None:
-        return np.ones(count)
-    try:
-        values = np.asarray(weights)
-    # Rows of unequal length.
-    except ValueError:
-        values = np.empty(0, object)
-    if values.dtype.kind not in "iuf" or values.shape != (count,):
-        raise InvalidInput(
-            f"the weights of {count} pairs must be {count} numbers, not {values.dtype} of shape "
-            f"{values.shape}"
-        )
-    # What is larger has squares and sums beyond float64, and figures that are no numbers.
-    wrong = np.flatnonzero(~((values >= 0) & (values <= LARGEST_WEIGHT))).tolist()
-    if wrong:
-        raise InvalidInput(
-            f"the weight of pair {name_some(wrong)} must be a number from 0 to {LARGEST_WEIGHT:g}: correct "
-            "or remove these pairs"
-        )
-    if not values.any():
-        raise InvalidInput(
-            "the weights of all pairs are 0, so that nobody sends them: correct or remove them"
-        )
-    return values.astype(np.float64)
 
 
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:

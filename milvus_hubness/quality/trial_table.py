@@ -11,7 +11,8 @@ from milvus_hubness.basics.notebooks import table
 from milvus_hubness.basics.texts import chosen_parameters, describe, in_points
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.quality import measures, outcomes
-from milvus_hubness.quality.trials import Pairs, Trial
+from milvus_hubness.quality.labelled import LabelledQueries
+from milvus_hubness.quality.trials import Trial
 
 SHOWN_ROWS = 5
 """Searches in the table of a notebook and of a paper, with the raw one."""
@@ -137,7 +138,7 @@ def rows_of(
     are_by_kind: Sequence[bool],
     outcome: outcomes.Outcome,
     n_items: int,
-    pairs: Pairs | None,
+    pairs: LabelledQueries | None,
     seed: int,
 ) -> list[Row]:
     """Return a row for each trial, with its gain over the first one; None for a search without biases.

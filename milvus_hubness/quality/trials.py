@@ -53,9 +53,11 @@ from milvus_hubness.correction.kernels.scores import (
 from milvus_hubness.correction.kernels.token_rows import with_column
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.measures import DEPTH
 from milvus_hubness.quality.outcomes import Outcome, assess
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
+from milvus_hubness.quality.right_items import RightItems
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
@@ -109,10 +111,6 @@ BLENDED = 0.375
 STRENGTHS = (0.5, 0.75, 1.0)
 """Factors on biases that have no factor among their own parameters."""
 
-Answers = Sequence[npt.NDArray[np.int64]]
-"""The numbers of the positives of each query."""
-Grades = Sequence[npt.NDArray[np.float64]]
-"""How right each of these positives is."""
 Values = npt.NDArray[np.float64]
 
 
@@ -177,11 +175,8 @@ def search(
     trials: Sequence[Trial],
     queries: Vectors,
     gallery: Vectors,
-    positives: Answers | None = None,
-    *,
-    grades: Grades | None = None,
+    right: RightItems | None = None,
     measure: Measure = R_AT_1,
-    own: npt.NDArray[np.int64] | None = None,
 ) -> Outcome:
     """Return the outcome of the raw search, then of each trial, as `assess` does."""
     # A gated trial has the very array of its trial without a gate, so identity finds most
@@ -189,60 +184,18 @@ def search(
     distinct = {id(trial.bias): trial.bias for trial in trials}
     no_bias = np.zeros(len(gallery), np.float32)
     biases = [no_bias, *distinct.values()]
-    of_distinct = assess(
-        queries, gallery, biases, positives, grades=grades, measure=measure, own=own
-    )
+    of_distinct = assess(queries, gallery, biases, right, measure)
 
     row_of = {identity: row for row, identity in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
     return of_distinct.of_biases(rows).gated([trial.activated for trial in trials])
 
 
-class Pairs(NamedTuple):
-    """Labelled queries."""
-
-    queries: Vectors
-    """(n, d)."""
-
-    positives: Answers
-    """The items of each query."""
-
-    weights: Values
-    """(n,) above 0: how often users send each query."""
-
-    grades: Grades | None = None
-    """How right the items of each query are; None for equally right."""
-
-    measure: Measure = R_AT_1
-    """What decides."""
-
-    own: npt.NDArray[np.int64] | None = None
-    """(n,) the number of the item that each query itself is, which is no answer to it, and −1 for
-    none; None if all items are answers.
-    """
-
-    def of(self, numbers: npt.NDArray[np.int64]) -> Pairs:
-        """Return some of the pairs."""
-        chosen = numbers.tolist()
-        return self._replace(
-            queries=self.queries[numbers],
-            positives=[self.positives[query] for query in chosen],
-            weights=self.weights[numbers],
-            grades=None if self.grades is None else [self.grades[query] for query in chosen],
-            own=None if self.own is None else self.own[numbers],
-        )
-
-    def search(self, trials: Sequence[Trial], gallery: Vectors) -> Outcome:
-        """Return the outcome of the raw search, then of each trial."""
-        return search(
-            trials,
-            self.queries,
-            gallery,
-            self.positives,
-            grades=self.grades,
-            measure=self.measure,
-            own=self.own,
-        )
+def search_labelled(
+    trials: Sequence[Trial], labelled: LabelledQueries, gallery: Vectors
+) -> Outcome:
+    """Return the outcome of labelled queries, as `search` does."""
+    return search(trials, labelled.queries, gallery, labelled.right, labelled.measure)
 
 
 def merits_of(outcome: Outcome, measure: Measure) -> Values:

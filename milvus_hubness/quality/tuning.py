@@ -35,16 +35,18 @@ from milvus_hubness.correction.near_copies import (
 )
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures, outcomes, retrieval
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
+from milvus_hubness.quality.right_items import Grades, Positives
 from milvus_hubness.quality.trial_table import SHOWN_ROWS, Row, TrialTable, in_words, rows_of
 from milvus_hubness.quality.trials import (
     STRENGTHS,
-    Pairs,
     Trial,
     activated_by,
     full_trial,
     merits_of,
     search,
+    search_labelled,
     sweep,
 )
 from milvus_hubness.quality.verdict import (
@@ -544,12 +546,7 @@ def tune(
     gallery: npt.ArrayLike,
     *,
     target_bank: QueryBank | npt.ArrayLike | None = None,
-    queries: npt.ArrayLike | None = None,
-    positives: retrieval.Positives | None = None,
-    grades: retrieval.Grades | None = None,
-    measure: str | retrieval.Measure = retrieval.R_AT_1,
-    pair_weights: npt.ArrayLike | None = None,
-    own: npt.NDArray[np.int64] | None = None,
+    queries: npt.ArrayLike | LabelledQueries | None = None,
     preference: Preference | None = None,
     kinds: GalleryKinds | None = None,
     seed: int = 0,
@@ -557,14 +554,11 @@ def tune(
 ) -> Tuning:
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
-    queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
-    each query the number of its gallery item or several; the measure (R@k, MRR, MAP or nDCG@k) then
-    decides, else the findings of `quality.verdict`. grades: for each query how right these are, by
-    default equally. pair_weights: (n,), how often users send each query with positives; by default
-    equally often. own: (n,), the number of the item that a query with positives itself is, which is
-    no answer to it; −1 for none. preference: the values of a prior, whose weight is chosen with the method
-    if there are positives. kinds: those of the gallery, with whose means every method is tried too;
-    the better side is chosen, by the measure or, without positives, by the verdict, if the gap
+    queries: (n, d), n ≥ 20, or labelled ones, each counted as often as it was sent; by default half of
+    the bank, which is then not fitted. With labels their measure decides, else the findings of
+    `quality.verdict`. preference: the values of a prior, whose weight is chosen with the method if
+    there are labels. kinds: those of the gallery, with whose means every method is tried too;
+    the better side is chosen, by the measure or, without labels, by the verdict, if the gap
     between the kinds is real. Near copies in the bank share the weight of one query. `queries` that are
     in the bank are left out of the fit that these judge, once each. A gallery beyond 20,000 items
     and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
@@ -572,7 +566,6 @@ def tune(
     """
     prefer_torch()
     bank = QueryBank.of(bank)
-    chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
     _expect_no_kinds_of_tokens(items, kinds)
@@ -584,27 +577,17 @@ def tune(
             "a target bank has no kinds, with whose means its items would be compared: leave the "
             "target bank out, or the kinds"
         )
-    if positives is None:
-        bank.require(at_least=2 * FEWEST_QUERIES)
-    real = None if queries is None else _checked_queries(bank, queries)
-
     pairs = None
     demand = None
-    if positives is not None:
-        if real is None:
-            raise InvalidInput(
-                "positives without the queries that they belong to: pass queries too"
-            )
-        pairs = _checked_pairs(real, positives, grades, pair_weights, own, len(items), rng)
-        pairs = pairs._replace(measure=chosen_measure)
+    real: Vectors | None = None
+    if isinstance(queries, LabelledQueries):
+        pairs = _drawn_pairs(bank, queries.as_sent(), len(items), rng)
         demand = _demand(pairs, len(items))
         real = pairs.queries
-    elif pair_weights is not None or grades is not None:
-        raise InvalidInput(
-            "weights or grades without the pairs that they belong to: pass positives too"
-        )
-    elif real is not None:
-        real = real[_some(len(real), rng, _most_queries(real))]
+    else:
+        bank.require(at_least=2 * FEWEST_QUERIES)
+        if queries is not None:
+            real = _drawn_queries(bank, queries, rng)
     n_items = len(items)
     all_items, all_pairs = items, pairs
     items, pairs, numbers = _some_items(items, pairs, rng)
@@ -651,7 +634,7 @@ def tune(
         without = best
         compared = _tried(
             side.less(kinds),
-            without.outcome,
+            without.swept.outcome,
             judging,
             figures_with(kinds),
             progress,
@@ -673,7 +656,7 @@ def tune(
         candidate=chosen.estimator,
         rows=_table(best, len(items), pairs, seed),
         labelled=pairs is not None,
-        measure=str(chosen_measure),
+        measure=str(retrieval.R_AT_1 if pairs is None else pairs.measure),
         demand=demand,
         bank_size=len(bank),
         items=len(items),
@@ -707,10 +690,10 @@ def compare(
     gallery: npt.ArrayLike,
     queries: npt.ArrayLike,
     bank: QueryBank | npt.ArrayLike,
-    positives: retrieval.Positives | None = None,
+    positives: Positives | None = None,
     *,
     target_bank: QueryBank | npt.ArrayLike | None = None,
-    grades: retrieval.Grades | None = None,
+    grades: Grades | None = None,
     measure: str | retrieval.Measure = retrieval.R_AT_1,
     seed: int = 0,
 ) -> Comparison:
@@ -718,27 +701,26 @@ def compare(
 
     Nothing is tried or chosen but the methods as they are given, nor are items drawn. queries: (n,
     d), n ≥ 20, of which 5,000 are drawn if there are more; those that are in the bank are left out of
-    the fit. positives, grades, measure: as in `tune`; without positives the table has excess answers
-    only. Equal seeds give equal results. Raises as `tune` does.
+    the fit. positives, grades, measure: as in `LabelledQueries.of`; without positives the table has
+    excess answers only. Equal seeds give equal results. Raises as `tune` does.
     """
     bank = QueryBank.of(bank)
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "compare")
-    real = _checked_queries(bank, queries)
     pairs = None
     if positives is not None:
-        pairs = _checked_pairs(real, positives, grades, None, None, len(items), rng)
-        pairs = pairs._replace(measure=chosen_measure)
+        labelled = LabelledQueries.of(queries, positives, grades, measure=chosen_measure)
+        pairs = _drawn_pairs(bank, labelled, len(items), rng)
         real = pairs.queries
     else:
-        real = real[_some(len(real), rng, _most_queries(real))]
+        real = _drawn_queries(bank, queries, rng)
 
     fitted = bank_before(bank, real)
     items = scored(scored(items, fitted.vectors), real)
     fits = [method.fit(fitted, gallery=items, target_bank=target_bank) for method in methods]
     trials = [Trial(fit.estimator, 1.0, fit.bias(items)) for fit in fits]
-    outcome = pairs.search(trials, items) if pairs else search(trials, real, items)
+    outcome = search_labelled(trials, pairs, items) if pairs else search(trials, real, items)
     by_kind = [False] * (len(trials) + 1)
     rows = rows_of([None, *trials], by_kind, outcome, len(items), pairs, seed)
     return Comparison(tuple(rows), str(chosen_measure))
@@ -752,7 +734,7 @@ class _Side(NamedTuple):
     """What the trials are fitted on."""
     searched: Vectors
     targets: QueryBank | None
-    pairs: Pairs | None
+    pairs: LabelledQueries | None
     with_kinds: bool = False
 
     def less(self, kinds: GalleryKinds) -> _Side:
@@ -763,14 +745,14 @@ class _Side(NamedTuple):
             items=kinds.centred_items(self.items),
             fitted=replace(self.fitted, vectors=of_queries(self.fitted.vectors)),
             searched=of_queries(self.searched),
-            pairs=None if pairs is None else pairs._replace(queries=of_queries(pairs.queries)),
+            pairs=None if pairs is None else replace(pairs, queries=of_queries(pairs.queries)),
             with_kinds=True,
         )
 
     def search(self, trials: Sequence[Trial]) -> outcomes.Outcome:
         """Return the outcome without a bias, then that of each trial."""
         if self.pairs is not None:
-            return self.pairs.search(trials, self.items)
+            return search_labelled(trials, self.pairs, self.items)
         return search(trials, self.searched, self.items)
 
 
@@ -787,13 +769,29 @@ class _Judging(NamedTuple):
     seed: int
 
 
+class Swept(NamedTuple):
+    """The trials of a bank on a gallery, and what they find."""
+
+    trials: Sequence[Trial]
+    outcome: outcomes.Outcome
+    """Of the raw search, then of the trials."""
+    bank: QueryBank
+    """What the trials were fitted on."""
+    items: Vectors
+    """The gallery, (n, d)."""
+
+    @property
+    def excess(self) -> Values:
+        """(1 + n_trials,) the excess answers taken by hubs in the raw search, then in the trials."""
+        return outcomes.excess_answers_of(self.outcome, len(self.items))
+
+
 class _Tried(NamedTuple):
     """The trials of one side, and what they decide."""
 
     side: _Side
-    trials: list[Trial]
-    outcome: outcomes.Outcome
-    """Of the raw search, without kinds, then of the trials."""
+    swept: Swept
+    """The trials, with the raw search without kinds."""
     unbiased: outcomes.Outcome
     """Of the search of this side without a bias: with kinds, of their means alone."""
     decision: Decision
@@ -817,34 +815,27 @@ def _tried(
     progress("searching with all methods", 0, 1)
     own = side.search(trials)
     # Gains are those over what users have without this package.
-    outcome = own if raw is None else own.over(raw)
+    swept = Swept(trials, own if raw is None else own.over(raw), side.fitted, side.items)
     progress("choosing a method", 0, 1)
-    decision = _decided(side, trials, outcome, judging, figures)
-    return _Tried(side, trials, outcome, own.of_biases(np.array([0])), decision, figures)
+    decision = _decided(side, swept, judging, figures)
+    return _Tried(side, swept, own.of_biases(np.array([0])), decision, figures)
 
 
-def _decided(
-    side: _Side,
-    trials: list[Trial],
-    outcome: outcomes.Outcome,
-    judging: _Judging,
-    figures: Figures | None,
-) -> Decision:
+def _decided(side: _Side, swept: Swept, judging: _Judging, figures: Figures | None) -> Decision:
     """Return the choice among the trials of one side, by labels or by what the bank shows."""
     pairs = side.pairs
     if pairs is None or judging.fold is None:
         # Without labels no trial can be chosen: the last one is the default Blend at full strength,
         # which the default takes the demand of the bank from. With kinds it goes without the
         # agreement, as jobs do.
-        blend = full_trial(trials) if side.with_kinds else trials[-1]
+        blend = full_trial(swept.trials) if side.with_kinds else swept.trials[-1]
         default = replace(DEFAULT_ESTIMATOR, estimators=(blend.estimator,))
         chosen = blend._replace(estimator=default)
         return Decision(chosen, _judged_alone(figures, judging.log), np.empty(0))
 
-    options = (trials, outcome, side.fitted, side.items, pairs, judging.fold)
     if judging.preference is not None:
-        return decide_with_prior(*options, judging.preference, seed=judging.seed)
-    return decide(*options, whole=judging.whole, seed=judging.seed)
+        return decide_with_prior(swept, pairs, judging.fold, judging.preference, seed=judging.seed)
+    return decide(swept, pairs, judging.fold, whole=judging.whole, seed=judging.seed)
 
 
 def _comparison(
@@ -886,16 +877,17 @@ def _comparison(
 def _default_rows(without: _Tried, compared: _Tried, seed: int) -> tuple[Row, ...]:
     """Return the searches of a comparison of kinds, as its rows have them."""
     trials: list[Trial | None] = [None]
-    outcome = without.outcome.of_biases(np.array([0]))
+    outcome = without.swept.outcome.of_biases(np.array([0]))
     for tried in (without, compared):
         if tried is compared:
             trials.append(None)
             outcome = outcome.joined(tried.unbiased)
-        defaults = [tried.trials[-1], full_trial(tried.trials)]
+        of_side = tried.swept.trials
+        defaults = [of_side[-1], full_trial(of_side)]
         # The outcome has the raw search first.
-        numbers = [len(tried.trials), len(tried.trials) - len(STRENGTHS)]
+        numbers = [len(of_side), len(of_side) - len(STRENGTHS)]
         trials += defaults
-        outcome = outcome.joined(tried.outcome.of_biases(np.array(numbers)))
+        outcome = outcome.joined(tried.swept.outcome.of_biases(np.array(numbers)))
 
     are_by_kind = [False, False, False, True, True, True]
     side = without.side
@@ -921,7 +913,7 @@ class Whole(NamedTuple):
     """A gallery of which methods were tried on a part, and the pairs about it."""
 
     items: Vectors
-    pairs: Pairs
+    pairs: LabelledQueries
     targets: QueryBank | None
     tried: npt.NDArray[np.int64]
     """(n,) the numbers of the items that methods were tried on."""
@@ -943,7 +935,7 @@ class Whole(NamedTuple):
         if is_demanded:
             trial = _with_demand(trial, swept, self.items)
 
-        values = self.pairs.search([trial], self.items).values
+        values = search_labelled([trial], self.pairs, self.items).values
         return trial.bias / strength, values
 
     def _biases(self, picked: Trial, swept: QueryBank) -> Vectors:
@@ -963,11 +955,8 @@ class Whole(NamedTuple):
 
 
 def decide(
-    trials: Sequence[Trial],
-    outcome: outcomes.Outcome,
-    swept: QueryBank,
-    gallery: Vectors,
-    pairs: Pairs,
+    swept: Swept,
+    pairs: LabelledQueries,
     fold: npt.NDArray[np.int64],
     *,
     whole: Whole | None = None,
@@ -975,15 +964,17 @@ def decide(
 ) -> Decision:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
-    outcome: of the raw search, then the trials. swept: the bank that the trials were fitted on.
-    fold: (n_queries,), see `folds`. whole: of which the gallery (n, d) is a part, among all of which
-    the verdict measures; None if these are all items.
+    fold: (n_queries,), see `folds`. whole: of which the gallery of the sweep is a part, among all of
+    which the verdict measures; None if these are all items.
     """
-    excess = outcomes.excess_answers_of(outcome, len(gallery))
-    merits = merits_of(outcome, pairs.measure)[1:]
-    picked = mix(pick(trials, excess[1:], merits, pairs.weights))
-    chosen = _best_of_demand(picked, swept, gallery, pairs)
-    raw = outcome.values[0]
+    trials = swept.trials
+    gallery = swept.items
+    excess = swept.excess
+    weights = pairs.weights
+    merits = merits_of(swept.outcome, pairs.measure)[1:]
+    picked = mix(pick(trials, excess[1:], merits, weights))
+    chosen = _best_of_demand(picked, swept.bank, gallery, pairs)
+    raw = swept.outcome.values[0]
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
@@ -996,17 +987,18 @@ def decide(
         if not len(others):
             cross_fitted[held_out] = raw[held_out]
             continue
-        of_others = mix(pick(trials, excess[1:], merits[:, others], pairs.weights[others]))
-        of_fold = _best_of_demand(of_others, swept, gallery, pairs.of(others))
-        cross_fitted[held_out] = pairs.of(held_out).search([of_fold], gallery).values[1]
+        of_others = mix(pick(trials, excess[1:], merits[:, others], weights[others]))
+        of_fold = _best_of_demand(of_others, swept.bank, gallery, pairs.take(others))
+        found = search_labelled([of_fold], pairs.take(held_out), gallery)
+        cross_fitted[held_out] = found.values[1]
 
     bias: Vectors | None = chosen.bias / np.float32(chosen.strength)
     if whole is not None:
         # Among more items, right ones come first less often. By how much a choice made without a
         # query is worse for it, the part shows.
-        choice_in_part = pairs.search([chosen], gallery).values[1]
+        choice_in_part = search_labelled([chosen], pairs, gallery).values[1]
         is_demanded = chosen is not picked
-        bias, (raw, choice) = whole.measured(picked, swept, is_demanded=is_demanded)
+        bias, (raw, choice) = whole.measured(picked, swept.bank, is_demanded=is_demanded)
         cross_fitted = choice + cross_fitted - choice_in_part
 
     judged = judge_labelled(
@@ -1015,26 +1007,28 @@ def decide(
         chosen.strength,
         # Demand takes answers to what is popular, which is its purpose: the fall is that without it.
         _fall(picked, excess, gallery, pairs),
-        pairs.weights,
+        weights,
         measure=pairs.measure,
         seed=seed,
     )
     return Decision(chosen, judged, cross_fitted, bias=bias)
 
 
-def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: Pairs) -> float:
+def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: LabelledQueries) -> float:
     """Return by which share of them the excess answers taken by hubs fall.
 
     excess: of the raw search, then of the trials of a sweep.
     """
-    outcome = search([trial], pairs.queries, gallery, own=pairs.own)
+    outcome = search([trial], pairs.queries, gallery, pairs.right)
     of_trial = float(outcomes.excess_answers_of(outcome, len(gallery))[1])
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(of_trial, float(excess[-1]))
     return 1 - highest / float(excess[0]) if excess[0] else 0.0
 
 
-def _best_of_demand(trial: Trial, bank: QueryBank, gallery: Vectors, pairs: Pairs) -> Trial:
+def _best_of_demand(
+    trial: Trial, bank: QueryBank, gallery: Vectors, pairs: LabelledQueries
+) -> Trial:
     """Return a trial less the demand of the bank, or as it is, whichever the pairs prefer.
 
     Groups of unlike sizes may be those of an uneven demand, or of an encoder that takes unlike
@@ -1043,7 +1037,7 @@ def _best_of_demand(trial: Trial, bank: QueryBank, gallery: Vectors, pairs: Pair
     demanded = _with_demand(trial, bank, gallery)
     if demanded is trial:
         return trial
-    merits = merits_of(pairs.search([trial, demanded], gallery), pairs.measure)[1:]
+    merits = merits_of(search_labelled([trial, demanded], pairs, gallery), pairs.measure)[1:]
     without, less_demand = np.average(merits, axis=1, weights=pairs.weights)
     return demanded if less_demand >= without else trial
 
@@ -1062,11 +1056,8 @@ def _with_demand(trial: Trial, bank: QueryBank, gallery: Vectors) -> Trial:
 
 
 def decide_with_prior(
-    trials: Sequence[Trial],
-    outcome: outcomes.Outcome,
-    swept: QueryBank,
-    gallery: Vectors,
-    pairs: Pairs,
+    swept: Swept,
+    pairs: LabelledQueries,
     fold: npt.NDArray[np.int64],
     preference: Preference,
     *,
@@ -1077,24 +1068,24 @@ def decide_with_prior(
     preference: the values of the prior for the gallery. The excess answers are those without the
     prior: that popular items have more is its purpose.
     """
-    excess = outcomes.excess_answers_of(outcome, len(gallery))
-    unit = score_spread(swept.condensed, gallery)
-    searches = PriorTrials(trials, gallery, pairs, preference, unit, fold)
+    excess = swept.excess
+    unit = score_spread(swept.bank.condensed, swept.items)
+    searches = PriorTrials(swept.trials, swept.items, pairs, preference, unit, fold)
 
     def picked(merits: Values, weights: Values) -> Trial:
-        return mix(pick(trials, excess[1:], merits, weights))
+        return mix(pick(swept.trials, excess[1:], merits, weights))
 
-    merits = merits_of(outcome, pairs.measure)[1:]
+    merits = merits_of(swept.outcome, pairs.measure)[1:]
     chosen = searches.choose(picked, merits, np.ones(len(fold), np.bool_))
     choices = [searches.choose(picked, merits, fold != left) for left in range(fold.max() + 1)]
     cross_fitted = searches.values(choices)
 
     strength = chosen.method.strength
     judged = judge_labelled(
-        outcome.values[0],
+        swept.outcome.values[0],
         cross_fitted,
         strength,
-        _fall(chosen.method, excess, gallery, pairs),
+        _fall(chosen.method, excess, swept.items, pairs),
         pairs.weights,
         measure=pairs.measure,
         seed=seed,
@@ -1136,10 +1127,19 @@ def halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vector
     return fitted, singles[order[: max(1, middle)][: _most_queries(singles)]]
 
 
-def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
-    query_vectors = _as_queries_of(bank, queries)
-    _require_enough(len(query_vectors))
-    return query_vectors
+def _drawn_queries(bank: QueryBank, queries: npt.ArrayLike, rng: np.random.Generator) -> Vectors:
+    """Return the queries that are tried. Raises InvalidInput, DimensionMismatch, NonFiniteVectors."""
+    vectors = _as_queries_of(bank, queries)
+    return vectors[_some(vectors, rng)]
+
+
+def _drawn_pairs(
+    bank: QueryBank, labelled: LabelledQueries, item_count: int, rng: np.random.Generator
+) -> LabelledQueries:
+    """Return the pairs that are tried. Raises InvalidInput, DimensionMismatch."""
+    bank.expect_dim(labelled.queries.shape[1], "a query")
+    labelled.right.expect_within(len(labelled), item_count)
+    return labelled.take(_some(labelled.queries, rng))
 
 
 def _as_queries_of(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
@@ -1155,63 +1155,36 @@ def _expect_no_kinds_of_tokens(items: Vectors, kinds: GalleryKinds | None) -> No
         )
 
 
-def _require_enough(count: int) -> None:
-    if count < FEWEST_QUERIES:
-        raise InvalidInput(
-            f"{count} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
-        )
-
-
 def _most_queries(queries: Vectors) -> int:
     return MOST_OF_TOKENS[1] if is_token_rows(queries) else MOST_QUERIES
 
 
-def _some(count: int, rng: np.random.Generator, most: int) -> npt.NDArray[np.int64]:
-    """Return the numbers of at most `most` of so many queries."""
+def _some(queries: Vectors, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return the numbers of the queries that are tried. Raises InvalidInput for too few."""
+    count = len(queries)
+    if count < FEWEST_QUERIES:
+        raise InvalidInput(
+            f"{count} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
+        )
+    most = _most_queries(queries)
     if count <= most:
         return np.arange(count)
     return np.sort(rng.permutation(count)[:most])
 
 
-def _checked_pairs(
-    queries: Vectors,
-    positives: retrieval.Positives,
-    grades: retrieval.Grades | None,
-    weights: npt.ArrayLike | None,
-    own: npt.NDArray[np.int64] | None,
-    n_items: int,
-    rng: np.random.Generator,
-) -> Pairs:
-    """Return the pairs that are tried, without those of weight 0. Raises InvalidInput."""
-    judged = retrieval.checked_judgements(positives, grades, len(queries), n_items)
-    checked = retrieval.checked_weights(weights, len(queries))
-    pairs = Pairs(
-        queries,
-        judged.by_query(judged.items),
-        checked,
-        None if judged.grades is None else judged.by_query(judged.grades),
-        own=own,
-    )
-
-    # A query that nobody sends says nothing.
-    some = np.flatnonzero(checked > 0)
-    _require_enough(len(some))
-    return pairs.of(some[_some(len(some), rng, _most_queries(queries))])
-
-
-def _demand(pairs: Pairs, n_items: int) -> float:
+def _demand(pairs: LabelledQueries, n_items: int) -> float:
     """Return the share of the weight whose answers are the 1% of items with most of it."""
-    demand = np.zeros(n_items)
+    counts = pairs.right.counts
     # A query with several answers wants each of them a little.
-    for positives, weight in zip(pairs.positives, pairs.weights, strict=True):
-        demand[positives] += weight / len(positives)
+    shares = np.repeat(pairs.weights / counts, counts)
+    demand = np.bincount(pairs.right.items, shares, minlength=n_items)
     largest = np.sort(demand)[-max(1, round(n_items / 100)) :]
     return float(largest.sum() / demand.sum())
 
 
 def _some_items(
-    items: Vectors, pairs: Pairs | None, rng: np.random.Generator
-) -> tuple[Vectors, Pairs | None, npt.NDArray[np.int64]]:
+    items: Vectors, pairs: LabelledQueries | None, rng: np.random.Generator
+) -> tuple[Vectors, LabelledQueries | None, npt.NDArray[np.int64]]:
     """Return the items that are tried: not more than the limit, or all positives if they are more.
 
     The second value has the new positions of the positives, the third the old ones of the items.
@@ -1221,22 +1194,16 @@ def _some_items(
         return items, pairs, np.arange(len(items))
 
     # No positive may be missing, or its query could not be answered.
-    needed = np.unique(np.concatenate(pairs.positives)) if pairs else np.empty(0, np.int64)
+    needed = np.unique(pairs.right.items) if pairs else np.empty(0, np.int64)
     others = np.setdiff1d(rng.permutation(len(items))[:most], needed)
     room = max(0, most - len(needed))
     chosen = np.sort(np.concatenate([needed, others[:room]]))
     if pairs is not None:
-        positives = [np.searchsorted(chosen, numbers) for numbers in pairs.positives]
-        own = pairs.own
-        if own is not None:
-            # One that is not tried is no answer anyway.
-            places = np.minimum(np.searchsorted(chosen, own), len(chosen) - 1)
-            own = np.where(chosen[places] == own, places, -1)
-        pairs = pairs._replace(positives=positives, own=own)
+        pairs = replace(pairs, right=pairs.right.among(chosen))
     return items[chosen], pairs, chosen
 
 
-def drawn_words(whole: Whole, items: Vectors, pairs: Pairs, *, judges_all: bool) -> str:
+def drawn_words(whole: Whole, items: Vectors, pairs: LabelledQueries, *, judges_all: bool) -> str:
     """Return of how many items the trials are, and what the measure of the pairs is among all without
     a bias; empty if these are all.
 
@@ -1250,7 +1217,7 @@ def drawn_words(whole: Whole, items: Vectors, pairs: Pairs, *, judges_all: bool)
         return f"{pairs.measure} is measured among {among}: among all it is lower"
 
     before, of_all = (
-        float(np.average(each.search([], rows).values[0], weights=each.weights))
+        float(np.average(search_labelled([], each, rows).values[0], weights=each.weights))
         for each, rows in ((pairs, items), (whole.pairs, whole.items))
     )
     measured = f"{pairs.measure} is measured"
@@ -1262,10 +1229,12 @@ def drawn_words(whole: Whole, items: Vectors, pairs: Pairs, *, judges_all: bool)
     )
 
 
-def _table(tried: _Tried, n_items: int, pairs: Pairs | None, seed: int) -> tuple[Row, ...]:
+def _table(
+    tried: _Tried, n_items: int, pairs: LabelledQueries | None, seed: int
+) -> tuple[Row, ...]:
     """Return the raw search, then the trials, best first."""
-    trials: list[Trial | None] = [None, *tried.trials]
-    are_by_kind = [False, *(tried.side.with_kinds for _ in tried.trials)]
-    raw, *rows = rows_of(trials, are_by_kind, tried.outcome, n_items, pairs, seed)
+    trials, outcome, *_ = tried.swept
+    are_by_kind = [False, *(tried.side.with_kinds for _ in trials)]
+    raw, *rows = rows_of([None, *trials], are_by_kind, outcome, n_items, pairs, seed)
     rows.sort(key=lambda row: row.excess_answers if row.value is None else -row.value)
     return (raw, *rows)

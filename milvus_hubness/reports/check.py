@@ -319,16 +319,14 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
     progress("looking for faults of the data", 0, 1)
     gallery = tuned.gallery
     judged = tuned.judged
-    queries = tuned.queries if judged is None else judged.queries
+    queries = None if tuned.queries is None else tuned.queries.vectors
     faults = data_faults(
         gallery.vectors,
         tuned.bank,
         gallery.layout.metric,
         unusable=gallery.unusable,
-        queries=None if queries is None else queries.vectors,
-        positives=None if judged is None else judged.positions(gallery.keys),
-        own=None if judged is None else judged.own_positions(gallery.keys),
-        ignores_own=judged is not None and judged.ignores_identical,
+        queries=queries if judged is None else judged.labelled(gallery.keys),
+        share_with_ids=0.0 if judged is None else judged.share_with_ids(gallery.keys),
         seed=seed,
     )
 

@@ -49,7 +49,7 @@ from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.groups import expect_field
-from milvus_hubness.quality.measures import ONCE_EACH, Sendings
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
@@ -389,21 +389,16 @@ def diagnose_gallery(
     detail.expect_possible(gallery, title)
     texts = detail.texts
     runs = detail.runs
-    positives = None
-    grades = None
-    own = None
     left_out: tuple[str, ...] = ()
-    sendings = ONCE_EACH
+    labelled = None
     if judged is not None:
         queries = judged.queries
-        positives = judged.positions(gallery.keys)
-        grades = judged.grades
-        own = judged.ignored_positions(gallery.keys)
         texts = judged.texts
         left_out = judged.left_out
-        sendings = Sendings(judged.counts, judged.weights)
+        labelled = judged.labelled(gallery.keys, measure)
     assert queries is not None
     queries.expect_dim(layout.dim, "the field")
+    reduced = layout.reduce_queries(queries.vectors)
 
     run_writer = None
     if runs is not None:
@@ -414,16 +409,11 @@ def diagnose_gallery(
     if biased.activated is not None:
         activated = [key in biased.activated for key in gallery.keys]
     diagnosis = report.diagnose(
-        layout.reduce_queries(queries.vectors),
+        reduced if labelled is None else replace(labelled, queries=reduced),
         layout.reduce_items(gallery.vectors),
         # A constant moves no answer, but the strengths of the report would all show it.
         biased.biases - np.float32(biased.biases.mean()),
         bank=biased.bank,
-        positives=positives,
-        grades=grades,
-        own=own,
-        measure=measure,
-        sendings=sendings,
         keys=gallery.keys,
         fields=gallery.fields,
         query_texts=texts,
@@ -736,25 +726,23 @@ def tune_gallery(
         doing = f"trying all methods on {count:,} items with {len(bank):,} queries"
         progress(f"{doing}, about {span(seconds)}", 0, 1)
     layout = gallery.layout
-    sent = None
     if judged is not None:
-        sent = judged.as_sent()
-        queries = sent.queries
+        queries = judged.queries
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
+    searched: Floats | LabelledQueries | None = None
+    if queries is not None:
+        searched = reduced = layout.reduce_queries(queries.vectors)
+        if judged is not None:
+            searched = replace(judged.labelled(gallery.keys, measure), queries=reduced)
     tuned = tuning.tune(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
-        queries=layout.reduce_queries(queries.vectors) if queries else None,
-        positives=sent.positions(gallery.keys) if sent is not None else None,
-        grades=sent.grades if sent is not None else None,
-        measure=measure,
+        queries=searched,
         preference=preference,
         kinds=kinds,
-        pair_weights=sent.weights if sent is not None else None,
-        own=sent.ignored_positions(gallery.keys) if sent is not None else None,
         seed=seed,
         progress=progress,
     )

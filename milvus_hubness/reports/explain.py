@@ -13,6 +13,7 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures, retrieval
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.reports.collections import BiasedGallery
 
 DEPTH = 10
@@ -133,9 +134,9 @@ def explain_row(
     weighted_biases = biased.strength * biased.biases
 
     # The row is the positive of every query, so its ranks are those of a positive.
-    positives = np.full(len(queries), row)
-    before = retrieval.ranks(queries, items, positives).best
-    after = retrieval.ranks(sent, items, positives, weighted_biases).best
+    right = RightItems.of(np.full(len(queries), row))
+    before = retrieval.ranks(queries, items, right).best
+    after = retrieval.ranks(sent, items, right, weighted_biases).best
 
     # Inner products of reduced vectors rank as the metric does, but users know its own scores.
     names: Sequence[str | None] = texts or [None] * len(queries)

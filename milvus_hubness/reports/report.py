@@ -24,8 +24,10 @@ from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.data_faults import Fault
 from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.rankings import rankings
 from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
 from milvus_hubness.reports.page import render
@@ -354,16 +356,11 @@ HUBS_PER_SLICE = 3
 
 
 def diagnose(
-    queries: npt.ArrayLike,
+    queries: npt.ArrayLike | LabelledQueries,
     gallery: npt.ArrayLike,
     bias: npt.ArrayLike,
     *,
     bank: QueryBank | npt.ArrayLike | None = None,
-    positives: retrieval.Positives | None = None,
-    grades: retrieval.Grades | None = None,
-    own: npt.NDArray[np.int64] | None = None,
-    measure: str | retrieval.Measure = retrieval.R_AT_1,
-    sendings: measures.Sendings = measures.ONCE_EACH,
     keys: Sequence[Hashable] | None = None,
     fields: Sequence[Mapping[str, Any]] | None = None,
     query_texts: Sequence[str] | None = None,
@@ -383,25 +380,32 @@ def diagnose(
 ) -> Diagnosis:
     """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
 
-    queries: (n_queries, d). gallery: (n_items, d). bias: (n_items,) b(r). strength: the w of all
+    queries: (n_queries, d), or labelled ones; hubs count each query once. gallery: (n_items, d). bias:
+    (n_items,) b(r). strength: the w of all
     values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
     queries with this raw best item. query_groups: (n_queries,), the group of near copies of each
     query, by default as `near_copies` finds them. query_lengths: as `lengths` of `reciprocities`.
-    bank: (m, d), for its coverage. positives, grades, own: as for `ranks`. measure: R@k, MRR, MAP or
-    nDCG@k. sendings: how often users send the queries, over which measures are means; hubs count
-    each query once. keys and fields, one per item, and query_texts, one per query, are read only
+    bank: (m, d), for its coverage. keys and fields, one per item, and query_texts, one per query, are read only
     where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
     values get their shares of the answers. kinds: those of the gallery, by whose means all searches
     compare but the raw one, that at strength 0. figures: what the bank shows, by default as `tune`
     finds it out. runs: gets the rankings at strength 0 and w. Raises
     InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
+    right = None
+    sendings = measures.ONCE_EACH
+    chosen = retrieval.R_AT_1
+    if isinstance(queries, LabelledQueries):
+        right = queries.right
+        sendings = queries.sendings
+        chosen = queries.measure
+        queries = queries.queries
     query_vectors, items = measures.with_bias(queries, gallery, None)
+    own = None if right is None else right.own
     _expect_length("keys", keys, len(items))
     _expect_length("fields", fields, len(items))
     _expect_length("query_texts", query_texts, len(query_vectors))
     _expect_length("the kinds", None if kinds is None else kinds.numbers.tolist(), len(items))
-    chosen = retrieval.Measure.of(measure)
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
@@ -417,11 +421,9 @@ def diagnose(
     for value, by_kind in sorted(wanted):
         search_queries = sent.at(value, by_kind=by_kind)
         search = _Search.of(search_queries, sent.stored, k, own)
-        if positives is not None:
-            of_positives = retrieval.ranks(
-                search_queries, sent.stored, positives, grades=grades, own=own
-            )
-            search = search._replace(ranks=of_positives, values=chosen.values(of_positives))
+        if right is not None:
+            ranks = retrieval.ranks(search_queries, sent.stored, right)
+            search = search._replace(ranks=ranks, values=chosen.values(ranks))
         if activated is not None and value:
             search = search.gated(searches[0.0, has_kinds], np.asarray(activated))
         searches[value, by_kind] = search
@@ -483,15 +485,15 @@ def diagnose(
         demand=demand,
         slice_by=slice_by,
         slices=[
-            pair.slice(name, inside, positives, sendings)
+            pair.slice(name, inside, right, sendings)
             for name, inside in by_value(fields, slice_by, "--slice-by")
         ],
         group_by=group_by,
         groups=shares(
-            by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives
+            by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, right
         ),
         kind=None if kinds is None else kinds.kinds.rule.source,
-        kinds=[] if kinds is None else pair.kinds(kinds, positives, chosen, sendings),
+        kinds=[] if kinds is None else pair.kinds(kinds, right, chosen, sendings),
     )
 
 
@@ -592,7 +594,7 @@ class _Search(NamedTuple):
     def of(
         cls, queries: Vectors, gallery: Vectors, k: int, own: npt.NDArray[np.int64] | None = None
     ) -> _Search:
-        """Return the search without the ranks of positives. own: as for `retrieval.ranks`."""
+        """Return the search without the ranks of positives. own: see `RightItems.own`."""
         retrieved = measures.nearest(queries, gallery, k, own=own)
         return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k))
 
@@ -709,7 +711,7 @@ class _Comparison(NamedTuple):
         self,
         name: str | None,
         inside: Members,
-        positives: retrieval.Positives | None,
+        right: RightItems | None,
         sendings: measures.Sendings,
     ) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
@@ -720,12 +722,9 @@ class _Comparison(NamedTuple):
         queries = gain = None
         before_values = self.before.values
         after_values = self.after.values
-        if positives is not None and before_values is not None and after_values is not None:
-            items, starts = retrieval.checked_positives(
-                positives, len(self.before.retrieved), len(before)
-            )
+        if right is not None and before_values is not None and after_values is not None:
             # Whether a positive of the query is in the slice: only such queries can gain from it.
-            is_relevant = np.logical_or.reduceat(inside[items], starts[:-1])
+            is_relevant = right.sums(inside[right.items].astype(np.int64)) > 0
             queries = int(is_relevant.sum())
             if queries > 1:
                 gains = after_values[is_relevant] - before_values[is_relevant]
@@ -748,12 +747,12 @@ class _Comparison(NamedTuple):
     def kinds(
         self,
         kinds: GalleryKinds,
-        positives: retrieval.Positives | None,
+        right: RightItems | None,
         measure: retrieval.Measure,
         sendings: measures.Sendings,
     ) -> list[KindReport]:
         """Return the report of each kind, and of the items without one if there are any."""
-        groups = shares(kinds.members, self.before.retrieved, self.after.retrieved, positives)
+        groups = shares(kinds.members, self.before.retrieved, self.after.retrieved, right)
         return [
             self._kind(group, inside, measure, sendings)
             for group, (_, inside) in zip(groups, kinds.members, strict=True)

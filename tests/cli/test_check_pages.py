@@ -11,8 +11,8 @@ from PIL import Image
 from milvus_hubness import connect
 from milvus_hubness.cli.pages import show_diagnosis
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.reports.report import diagnose
 from tests.cli.conftest import DIM, assert_fails
+from tests.support.diagnoses import diagnose
 from tests.support.galleries import hubby_gallery, plain_collection, vectors
 
 PAGE = ("--bank", "bank.npy", "--page", "hubness.html")

@@ -13,6 +13,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.inputs import gallery_of
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.reports.collections import QUICK_ITEMS, QUICK_QUERIES, quick_part
 from tests.support.galleries import hubby_gallery
 from tests.support.pages import assert_accessible
@@ -73,8 +74,7 @@ def test_the_verdict_is_that_of_tune(judged):
     alone = tuning.tune(
         layout.reduce_queries(BANK),
         layout.reduce_items(ITEMS),
-        queries=layout.reduce_queries(ASKED),
-        positives=RIGHT,
+        queries=LabelledQueries.of(layout.reduce_queries(ASKED), RIGHT),
     )
     assert judged.tuning.to_dict() == alone.to_dict()
     assert (judged.verdict, judged.sentence) == (alone.verdict, alone.sentence)

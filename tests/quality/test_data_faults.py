@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.quality.data_faults import data_faults
+from milvus_hubness.quality.labelled import LabelledQueries
 from tests.support.galleries import hubby_gallery
 from tests.support.real_data import EMBEDDING_TASKS, load_task, needs_real_data
 
@@ -22,7 +23,7 @@ def test_clean_data_have_none(metric):
     unit = ITEMS / np.linalg.norm(ITEMS, axis=1, keepdims=True)
     assert faults(unit, metric=metric) == {}
     asked = ASKED / np.linalg.norm(ASKED, axis=1, keepdims=True)
-    assert faults(unit, metric=metric, queries=asked, positives=RIGHT) == {}
+    assert faults(unit, metric=metric, queries=LabelledQueries.of(asked, RIGHT)) == {}
 
 
 @needs_real_data
@@ -31,9 +32,8 @@ def test_there_are_no_grave_ones_in_real_data(name):
     task = load_task(name)
     metric = "IP" if name.startswith("text_video") else "COSINE"
     positives = [np.atleast_1d(right) for right in task.positives]
-    found = data_faults(
-        task.gallery, QueryBank(task.bank), metric, queries=task.query, positives=positives
-    )
+    labelled = LabelledQueries.of(task.query, positives)
+    found = data_faults(task.gallery, QueryBank(task.bank), metric, queries=labelled)
     assert [fault for fault in found if fault.is_grave] == []
 
 
@@ -87,16 +87,16 @@ def test_a_metric_that_finds_less_than_another():
     """By IP the longest vectors answer: with right items the gain of another metric shows it."""
     lengths = np.random.default_rng(0).lognormal(0, 1, len(ITEMS)).astype(np.float32)
     items = ITEMS * lengths[:, None]
-    fault = faults(items, metric="IP", queries=ASKED, positives=RIGHT)["metric"]
+    fault = faults(items, metric="IP", queries=LabelledQueries.of(ASKED, RIGHT))["metric"]
     assert "by IP and" in fault.text
     assert fault.text.endswith("by COSINE")
     alone = faults(items, metric="IP")["metric"]
     assert "the first answers are the longest vectors" in alone.text
-    assert "metric" not in faults(items, metric="COSINE", queries=ASKED, positives=RIGHT)
+    assert "metric" not in faults(items, metric="COSINE", queries=LabelledQueries.of(ASKED, RIGHT))
 
 
 def test_right_items_that_are_found_by_chance():
     others = np.random.default_rng(1).permutation(RIGHT)
-    fault = faults(queries=ASKED, positives=list(others))["right rows by chance"]
+    fault = faults(queries=LabelledQueries.of(ASKED, list(others)))["right rows by chance"]
     assert fault.is_grave
     assert "are the keys those of the right rows" in fault.remedy

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import score_spread
 from milvus_hubness.quality.demand import compare, demand_of, rank_correlation
-from milvus_hubness.reports.report import diagnose
+from tests.support.diagnoses import diagnose
 from tests.support.galleries import hubby_gallery
 
 

@@ -8,8 +8,9 @@ import pytest
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.groups import by_value, shares
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.reports.page import render
-from milvus_hubness.reports.report import diagnose
+from tests.support.diagnoses import diagnose
 
 N_ITEMS, N_QUERIES, DIM = 300, 600, 24
 
@@ -71,7 +72,7 @@ def test_shares_by_hand():
         np.array([[0, 1], [0, 2], [1, 3], [2, 3]]),
         np.array([[3, 1], [0, 2], [2, 3], [2, 1]]),
     )
-    a, b = shares(members, before, after, [[0], [0, 3], [3], [2]])
+    a, b = shares(members, before, after, RightItems.of([[0], [0, 3], [3], [2]]))
     assert [a.right.estimate, b.right.estimate] == [0.375, 0.625]
     assert [a.first_before.estimate, a.first_after.estimate] == [0.75, 0.25]
     assert [b.top_before.estimate, b.top_after.estimate] == [0.5, 0.625]

@@ -8,10 +8,11 @@ import pytest
 from milvus_hubness import InvalidInput, QueryBank
 from milvus_hubness.correction.kinds import GalleryKinds, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.retrieval import PositiveRanks
 from milvus_hubness.quality.tuning import judge_bank, tune
-from milvus_hubness.reports import report
 from milvus_hubness.reports.page import render
+from tests.support.diagnoses import diagnose
 from tests.support.mixed_kinds import mixed_kinds, scores_by_kind
 
 
@@ -44,8 +45,8 @@ def test_less_the_means_of_kinds_a_bank_of_queries_is_no_bank_of_items(mixed):
 
 
 def tuned(mixed, *, labelled):
-    labels = {"queries": mixed.queries, "positives": mixed.answers} if labelled else {}
-    return tune(QueryBank(mixed.bank), mixed.items, kinds=mixed.kinds, **labels)
+    queries = LabelledQueries.of(mixed.queries, mixed.answers) if labelled else None
+    return tune(QueryBank(mixed.bank), mixed.items, queries=queries, kinds=mixed.kinds)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_labels_leave_kinds_out_that_say_nothing():
     assert result.kinds.gain.estimate <= 0
     assert not any(row.kinds for row in result.rows)
     without = tune(
-        QueryBank(alike.bank), alike.items, queries=alike.queries, positives=alike.answers
+        QueryBank(alike.bank), alike.items, queries=LabelledQueries.of(alike.queries, alike.answers)
     )
     assert without.kinds is None
     assert result.verdict == without.verdict == "apply"
@@ -144,7 +145,7 @@ def test_a_target_bank_has_no_kinds(mixed):
 
 @pytest.fixture(scope="module")
 def diagnosis(mixed):
-    return report.diagnose(
+    return diagnose(
         mixed.queries,
         mixed.items,
         bias_by_kind(mixed),
@@ -199,7 +200,7 @@ def test_strength_0_is_raw_and_the_means_alone_are_a_point_of_their_own(mixed, d
     alone = scores_by_kind(mixed, mixed.queries).argmax(axis=1)
     right = (alone == mixed.answers).mean()
     assert diagnosis.strengths[1].value.estimate == pytest.approx(right, abs=0.003)
-    plain = report.diagnose(
+    plain = diagnose(
         mixed.queries, mixed.items, bias_by_kind(mixed), positives=mixed.answers, strengths=[]
     )
     assert diagnosis.before == plain.before
@@ -239,7 +240,7 @@ def test_a_gate_decides_on_the_search_by_kind_alone(mixed):
     activated = np.zeros(len(mixed.items), bool)
     activated[::2] = True
     bias = bias_by_kind(mixed)
-    gated = report.diagnose(
+    gated = diagnose(
         mixed.queries,
         mixed.items,
         bias,

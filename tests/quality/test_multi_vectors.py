@@ -10,8 +10,10 @@ from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.correction.multi_vectors import MultiVectors
 from milvus_hubness.correction.near_copies import near_copies
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.measures import nearest, skewness
 from milvus_hubness.quality.retrieval import ranks
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.tuning import judge_bank, tune
 
 DIM = 32
@@ -62,7 +64,7 @@ def test_ranks_are_those_of_corrected_maxsim(world):
         corrected = s(queries, documents) - (0 if numbers is None else numbers.astype(float))
         right = corrected[np.arange(len(queries)), np.arange(len(queries))]
         expected = 1 + (corrected > right[:, None]).sum(1)
-        ours = ranks(queries, documents, np.arange(len(queries)), numbers)
+        ours = ranks(queries, documents, RightItems.of(np.arange(len(queries))), numbers)
         # Scores that are equal up to rounding may stand either way.
         assert (ours.best != expected).mean() < 0.01
         first = nearest(queries, documents, 3, numbers)
@@ -72,7 +74,7 @@ def test_ranks_are_those_of_corrected_maxsim(world):
 def test_tune_finds_the_hubs_and_reports_the_exact_measure(world):
     queries, documents, bank = world
     positives = [[number % 120, number % 120 + 120] for number in range(len(queries))]
-    tuning = tune(bank, documents, queries=queries, positives=positives)
+    tuning = tune(bank, documents, queries=LabelledQueries.of(queries, positives))
     scores = s(queries, documents)
     topic = np.arange(len(queries)) % 120
     raw = (scores.argmax(1) % 120 == topic).mean()
@@ -124,7 +126,7 @@ def test_repeats_of_a_query_are_one_group(world):
 def test_queries_of_the_bank_are_left_out_of_the_fit_that_they_judge(world):
     _, documents, bank = world
     with pytest.raises(InvalidInput, match="nothing but the queries"):
-        tune(bank[:60], documents, queries=bank[:60], positives=np.arange(60))
+        tune(bank[:60], documents, queries=LabelledQueries.of(bank[:60], np.arange(60)))
 
 
 def test_more_rows_than_are_tried_are_sampled(world):
@@ -134,7 +136,7 @@ def test_more_rows_than_are_tried_are_sampled(world):
     tuning = tune(bank[:60], many, queries=asked)
     assert (tuning.items, tuning.queries) == (4_000, 1_000)
     positives = np.arange(len(asked)) % len(documents)
-    tuning = tune(bank[:60], many, queries=asked, positives=positives)
+    tuning = tune(bank[:60], many, queries=LabelledQueries.of(asked, positives))
     assert (tuning.items, tuning.queries) == (4_000, 1_000)
 
 
@@ -146,7 +148,7 @@ def test_faults_have_one_line(world):
         (lambda: tune(bank, other), DimensionMismatch),
         (lambda: tune(bank, documents, queries=other), DimensionMismatch),
         (lambda: tune(bank, vectors), InvalidInput),
-        (lambda: ranks(queries, vectors, np.arange(len(queries))), InvalidInput),
+        (lambda: ranks(queries, vectors, RightItems.of(np.arange(len(queries)))), InvalidInput),
         (lambda: nearest(queries, other, 1), DimensionMismatch),
     ):
         with pytest.raises(error) as raised:

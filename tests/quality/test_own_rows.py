@@ -7,6 +7,7 @@ from milvus_hubness import InvalidInput, Judgements, QueryBank, check
 from milvus_hubness.quality import measures, outcomes, retrieval
 from milvus_hubness.quality.data_faults import data_faults
 from milvus_hubness.quality.rankings import rankings
+from milvus_hubness.quality.right_items import RightItems
 
 DIM = 16
 
@@ -36,33 +37,33 @@ def test_ranks_without_the_own_row_are_those_of_an_evaluator(data):
     rows, _, asked, right = data
     rng = np.random.default_rng(0)
     biases = [np.zeros(300, np.float32), rng.standard_normal(300).astype(np.float32) / 10]
-    outcome = outcomes.assess(
-        rows[asked], rows, biases, [np.array([row]) for row in right], own=asked
-    )
+    outcome = outcomes.assess(rows[asked], rows, biases, RightItems.of(right, own=asked))
     for number, bias in enumerate(biases):
         expected, scores = brute_force(rows, asked, right, bias)
-        found = retrieval.ranks(rows[asked], rows, right, bias, own=asked)
+        found = retrieval.ranks(rows[asked], rows, RightItems.of(right, own=asked), bias)
         np.testing.assert_array_equal(found.best, expected)
         np.testing.assert_array_equal(outcome.ranks[number], expected)
         first = np.argsort(-scores, 1)[:, :10]
         np.testing.assert_array_equal(measures.nearest(rows[asked], rows, 10, bias, asked), first)
         np.testing.assert_array_equal(outcome.retrieved[number], first)
-    assert (expected <= retrieval.ranks(rows[asked], rows, right, biases[1]).best).all()
+    assert (
+        expected <= retrieval.ranks(rows[asked], rows, RightItems.of(right), biases[1]).best
+    ).all()
 
 
 def test_a_query_that_is_no_row_keeps_all_answers(data):
     rows, _, asked, right = data
     own = np.where(np.arange(120) % 2, asked, -1)
-    every = retrieval.ranks(rows[asked], rows, right).best
-    without = retrieval.ranks(rows[asked], rows, right, own=asked).best
-    mixed = retrieval.ranks(rows[asked], rows, right, own=own).best
+    every = retrieval.ranks(rows[asked], rows, RightItems.of(right)).best
+    without = retrieval.ranks(rows[asked], rows, RightItems.of(right, own=asked)).best
+    mixed = retrieval.ranks(rows[asked], rows, RightItems.of(right, own=own)).best
     np.testing.assert_array_equal(mixed, np.where(own >= 0, without, every))
 
 
 @pytest.mark.parametrize("depth", [3, 299, 1_000])
 def test_rankings_for_evaluators_have_no_own_row(data, depth):
     rows, _, asked, right = data
-    ranks = retrieval.ranks(rows[asked], rows, right, own=asked)
+    ranks = retrieval.ranks(rows[asked], rows, RightItems.of(right, own=asked))
     found = list(rankings(rows[asked], rows, depth, ranks, asked))
     for query, ranking in zip(asked, found, strict=True):
         assert len(ranking.items) == min(depth, 299)
@@ -95,9 +96,8 @@ def test_check_says_when_and_then_measures_as_evaluators_do(data):
         rows,
         past(data),
         "IP",
-        queries=of_queries.queries.vectors,
-        positives=of_queries.positions(keys),
-        own=of_queries.own_positions(keys),
+        queries=of_queries.labelled(keys),
+        share_with_ids=of_queries.share_with_ids(keys),
     )
     faults = [fault for fault in found if fault.name == "items as queries"]
     assert len(faults) == 2, "of the bank and of the queries"
@@ -137,7 +137,9 @@ def test_a_right_row_that_is_the_query_itself_is_none(data):
     # Files have keys as texts where a collection may have whole numbers.
     numbers = Judgements.of(rows[:2], [["1", "2"], ["2"]], ids=["1", "x"]).ignoring_identical()
     assert list(numbers.within([1, 2], "products").keys) == [(2,), (2,)]
-    assert numbers.ignored_positions([2, 1]).tolist() == [1, -1]
+    assert both.within(keys, "products").labelled(keys).right.own is None
+    of_rows = numbers.within([1, 2], "products").labelled([2, 1])
+    assert of_rows.right.own.tolist() == [1, -1]
 
 
 def test_what_says_nothing_of_rows_is_refused(data):

@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.prior import Prior
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.prior_weights import WEIGHTS, Preference
 from milvus_hubness.quality.tuning import tune
 
@@ -36,9 +37,9 @@ def preference(values, **options):
 
 def test_where_demand_is_uneven_a_weight_is_chosen_and_gains(shop):
     items, bank, queries, wanted, demand = shop
-    labelled = {"queries": queries, "positives": wanted}
-    without = tune(bank, items, **labelled)
-    tuned = tune(bank, items, **labelled, preference=preference(1e4 * demand))
+    labelled = LabelledQueries.of(queries, wanted)
+    without = tune(bank, items, queries=labelled)
+    tuned = tune(bank, items, queries=labelled, preference=preference(1e4 * demand))
     assert without.prior_weight is None
     assert tuned.verdict != "leave it alone"
     assert tuned.prior_weight * tuned.strength == pytest.approx(max(WEIGHTS), abs=0.21)
@@ -50,10 +51,10 @@ def test_where_demand_is_uneven_a_weight_is_chosen_and_gains(shop):
 
 def test_values_that_say_nothing_get_no_weight(shop):
     items, bank, queries, wanted, demand = shop
-    labelled = {"queries": queries, "positives": wanted}
+    labelled = LabelledQueries.of(queries, wanted)
     shuffled = np.random.default_rng(2).permutation(demand)
-    without = tune(bank, items, **labelled)
-    tuned = tune(bank, items, **labelled, preference=preference(1e4 * shuffled))
+    without = tune(bank, items, queries=labelled)
+    tuned = tune(bank, items, queries=labelled, preference=preference(1e4 * shuffled))
     assert tuned.prior_weight == 0
     assert tuned.interval.estimate == pytest.approx(without.interval.estimate, abs=0.03)
 
@@ -62,10 +63,10 @@ def test_queries_do_not_decide_by_their_own_clicks(shop):
     """Each item is wanted once: a click says which query asks, and nothing of the next one."""
     items, bank, queries, wanted, _ = shop
     _, first = np.unique(wanted, return_index=True)
-    labelled = {"queries": queries[first], "positives": wanted[first]}
+    labelled = LabelledQueries.of(queries[first], wanted[first])
     clicks = np.bincount(wanted[first], minlength=ITEMS)
-    fooled = tune(bank, items, **labelled, preference=preference(clicks))
-    tuned = tune(bank, items, **labelled, preference=preference(clicks, counts_pairs=True))
+    fooled = tune(bank, items, queries=labelled, preference=preference(clicks))
+    tuned = tune(bank, items, queries=labelled, preference=preference(clicks, counts_pairs=True))
     assert (tuned.prior_weight or 0) < fooled.prior_weight
     assert tuned.interval.estimate < fooled.interval.estimate - 0.05
 
@@ -73,11 +74,13 @@ def test_queries_do_not_decide_by_their_own_clicks(shop):
 def test_clicks_of_a_repeated_query_are_left_out_as_often_as_it_was_sent(shop):
     items, bank, queries, wanted, _ = shop
     _, first = np.unique(wanted, return_index=True)
-    labelled = {"queries": queries[first], "positives": wanted[first]}
+    labelled = LabelledQueries.of(queries[first], wanted[first])
     clicks = np.bincount(wanted[first], minlength=ITEMS)
-    once = tune(bank, items, **labelled, preference=preference(clicks, counts_pairs=True))
-    labelled["pair_weights"] = np.full(len(first), 3)
-    thrice = tune(bank, items, **labelled, preference=preference(3 * clicks, counts_pairs=True))
+    once = tune(bank, items, queries=labelled, preference=preference(clicks, counts_pairs=True))
+    labelled = LabelledQueries.of(queries[first], wanted[first], weights=np.full(len(first), 3))
+    thrice = tune(
+        bank, items, queries=labelled, preference=preference(3 * clicks, counts_pairs=True)
+    )
     assert thrice.interval.estimate == pytest.approx(once.interval.estimate)
     assert thrice.prior_weight == once.prior_weight
 

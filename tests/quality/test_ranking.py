@@ -16,6 +16,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.quality.measures import nearest
 from milvus_hubness.quality.retrieval import ranks
+from milvus_hubness.quality.right_items import RightItems
 
 
 def vectors(n, d=4, seed=0):
@@ -42,7 +43,7 @@ def test_ranks_are_places_in_the_sorted_row(search, seed, kernel):
     queries, gallery = vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1)
     bias = vectors(n_items, 1, seed + 2)[:, 0] if corrected else None
     with kernel_policy(kernel=kernel, tile_size=tile):
-        found = ranks(queries, gallery, positives, bias)
+        found = ranks(queries, gallery, RightItems.of(positives), bias)
     order = np.argsort(-(queries @ gallery.T - (0 if bias is None else bias)), axis=1)
     for query, wanted in enumerate(positives):
         wanted = {wanted} if isinstance(wanted, int) else set(wanted)
@@ -67,22 +68,30 @@ def test_equal_items_count_as_behind():
     """Twice the positive, computed in other places of a tile; a query without direction; both positive."""
     gallery = np.concatenate([vectors(30, 384), vectors(30, 384)])
     queries = np.concatenate([gallery[:3], np.zeros((1, 384), np.float32)])
-    assert ranks(queries, gallery, [0, 31, 2, 7]).best.tolist() == [1, 1, 1, 1]
-    both = ranks(queries[:1], gallery, [{0, 30, 5}])
+    assert ranks(queries, gallery, RightItems.of([0, 31, 2, 7])).best.tolist() == [1, 1, 1, 1]
+    both = ranks(queries[:1], gallery, RightItems.of([{0, 30, 5}]))
     assert both.ranks[:2].tolist() == [1, 2]
     assert both.ranks[2] > 2
 
 
 def test_a_bias_beyond_the_scores_decides():
     gallery, bias = vectors(10), np.arange(10) * 100.0
-    assert ranks(vectors(5), gallery, np.arange(5), bias).best.tolist() == [1, 2, 3, 4, 5]
+    assert ranks(vectors(5), gallery, RightItems.of(np.arange(5)), bias).best.tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_positives_as_an_array_and_several_per_query():
     queries, gallery = vectors(6), vectors(9)
-    one = ranks(queries, gallery, np.arange(6, dtype=np.int32))
+    one = ranks(queries, gallery, RightItems.of(np.arange(6, dtype=np.int32)))
     assert one.starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    several = ranks(queries, gallery, [np.array([0, 3]), (1,), {2}, frozenset([3, 4]), 4, [5, 5]])
+    several = ranks(
+        queries, gallery, RightItems.of([np.array([0, 3]), (1,), {2}, frozenset([3, 4]), 4, [5, 5]])
+    )
     assert np.diff(several.starts).tolist() == [2, 1, 1, 2, 1, 1]
 
 
@@ -99,7 +108,7 @@ def test_positives_as_an_array_and_several_per_query():
 )
 def test_positives_that_point_nowhere(positives, complaint):
     with pytest.raises(InvalidInput, match=complaint):
-        ranks(vectors(3), vectors(9), positives)
+        ranks(vectors(3), vectors(9), RightItems.of(positives))
 
 
 def test_bad_vectors():
@@ -121,7 +130,7 @@ def test_bad_vectors():
         with pytest.raises(InvalidInput, match="2-D"):
             call(queries[0], gallery)
     with pytest.raises(InvalidInput, match="queries or gallery items are missing"):
-        ranks(queries[:0], gallery, [])
+        ranks(queries[:0], gallery, RightItems.of([]))
     with pytest.raises(InvalidParameter, match=r"k is 10 and the gallery has 9 items"):
         nearest(queries, gallery, 10)
     with pytest.raises(InvalidParameter, match="k must be"):

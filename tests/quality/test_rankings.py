@@ -11,8 +11,9 @@ from hypothesis.extra.numpy import arrays
 
 from milvus_hubness.quality.rankings import falling, rankings
 from milvus_hubness.quality.retrieval import Measure, ranks
-from milvus_hubness.reports.report import diagnose
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.reports.runs import RunFiles, RunWriter
+from tests.support.diagnoses import diagnose
 
 NAMES = {"R@1": "Success@1", "MRR": "RR", "MAP": "AP", "nDCG@10": "nDCG@10"}
 
@@ -38,7 +39,7 @@ def test_the_first_items_are_those_of_a_sort_with_right_rows_first_among_equal_o
     gallery = rng.integers(-1, 2, (60, 3)).astype(np.float32)
     queries = rng.integers(-1, 2, (25, 3)).astype(np.float32)
     positives = [rng.choice(60, rng.integers(1, 5), replace=False) for _ in range(25)]
-    of_positives = ranks(queries, gallery, positives)
+    of_positives = ranks(queries, gallery, RightItems.of(positives))
     result = list(rankings(queries, gallery, depth, of_positives))
     assert len(result) == 25
     for query, right, ranking in zip(queries, positives, result, strict=True):

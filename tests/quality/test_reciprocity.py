@@ -8,7 +8,7 @@ import pytest
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.reciprocity import reciprocities
-from milvus_hubness.reports.report import diagnose
+from tests.support.diagnoses import diagnose
 from tests.support.galleries import hubby_gallery, single_queries
 
 

@@ -11,7 +11,8 @@ import pytest
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.measures import hubness_summary, skewness
-from milvus_hubness.reports.report import EXAMPLES, HUBS, QUERIES_PER_HUB, diagnose
+from milvus_hubness.reports.report import EXAMPLES, HUBS, QUERIES_PER_HUB
+from tests.support.diagnoses import diagnose
 
 N_QUERIES, N_ITEMS, DIM, K = 120, 150, 12, 5
 rng = np.random.default_rng(3)

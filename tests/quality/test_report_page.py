@@ -18,7 +18,7 @@ from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.verdict import EXPECTED_GAIN
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.page import render
-from milvus_hubness.reports.report import diagnose
+from tests.support.diagnoses import diagnose
 from tests.support.galleries import hubby_gallery
 from tests.support.pages import assert_accessible
 from tests.support.sample_pages import diagnosis as made

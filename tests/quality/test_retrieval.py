@@ -20,6 +20,7 @@ from milvus_hubness.quality.retrieval import (
     ranks,
     retrieval_summary,
 )
+from milvus_hubness.quality.right_items import RightItems
 
 rank_lists = st.lists(
     st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6
@@ -68,7 +69,7 @@ def test_trec_eval_gives_the_same_figures():
         np.stack([gallery[items].mean(0) for items in positives]) + rng.normal(size=(80, 8)) / 3
     )
     summary = retrieval_summary(
-        ranks(queries, gallery, [items.tolist() for items in positives], bias)
+        ranks(queries, gallery, RightItems.of([items.tolist() for items in positives]), bias)
     )
     scores = queries @ gallery.T - bias
     relevant = {
@@ -99,7 +100,7 @@ def test_ir_measures_gives_the_same_figures_for_each_measure_with_grades():
     grades = [rng.integers(1, 4, len(items)) for items in positives]
     queries = np.stack([gallery[items].mean(0) for items in positives])
     queries += rng.normal(size=queries.shape) / 3
-    of_positives = ranks(queries, gallery, positives, bias, grades=grades)
+    of_positives = ranks(queries, gallery, RightItems.of(positives, grades), bias)
     relevant = {
         str(query): {str(item): int(grade) for item, grade in zip(items, of_query, strict=True)}
         for query, (items, of_query) in enumerate(zip(positives, grades, strict=True))

@@ -28,13 +28,16 @@ from milvus_hubness.correction.near_copies import near_copies
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.measures import paired_difference
 from milvus_hubness.quality.outcomes import assess, excess_answers_of
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import Measure, ranks
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.trial_table import latex_of
-from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
+from milvus_hubness.quality.trials import STRENGTHS, Trial, search, search_labelled, sweep
 from milvus_hubness.quality.tuning import (
+    Swept,
     Whole,
     bank_before,
     compare,
@@ -178,11 +181,15 @@ def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
     bank, gallery, queries = space
     biases = [np.zeros(50, np.float32), *(trial.bias for trial in sweep(bank, gallery)[::20])]
     positives = [np.array([number, 49]) for number in range(40)]
-    outcome = assess(queries, gallery, biases, positives)
+    outcome = assess(queries, gallery, biases, RightItems.of(positives))
     for row, bias in zip(outcome.ranks, biases, strict=True):
-        np.testing.assert_array_equal(row, ranks(queries, gallery, positives, bias).best)
+        np.testing.assert_array_equal(
+            row, ranks(queries, gallery, RightItems.of(positives), bias).best
+        )
     some = np.array([3, 1, 30])
-    apart = assess(queries[some], gallery, biases, [positives[query] for query in some])
+    apart = assess(
+        queries[some], gallery, biases, RightItems.of([positives[query] for query in some])
+    )
     np.testing.assert_array_equal(outcome.of(some).ranks, apart.ranks)
     np.testing.assert_allclose(
         excess_answers_of(outcome.of(some), 50), excess_answers_of(apart, 50)
@@ -200,14 +207,14 @@ def test_outcomes_under_many_unlike_biases_are_those_of_a_full_sort(n_items):
     ]
     biases[5][0] = 1e3
     positives = [rng.choice(n_items, 2, replace=False) for _ in queries]
-    outcome = assess(queries, gallery, biases, positives)
+    outcome = assess(queries, gallery, biases, RightItems.of(positives))
     for row, bias in enumerate(biases):
         corrected = queries @ gallery.T - bias
         found = np.take_along_axis(corrected, outcome.retrieved[row], 1)
         np.testing.assert_allclose(found, -np.sort(-corrected, 1)[:, :10], atol=1e-5)
         assert all(len(set(items)) == min(10, n_items) for items in outcome.retrieved[row].tolist())
         np.testing.assert_array_equal(
-            outcome.ranks[row], ranks(queries, gallery, positives, bias).best
+            outcome.ranks[row], ranks(queries, gallery, RightItems.of(positives), bias).best
         )
 
 
@@ -261,10 +268,10 @@ def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_ba
     gated = [trial for trial in trials if trial.gate == 1]
     assert [trial[:2] for trial in gated] == [trial[:2] for trial in without]
 
-    plain = search(without, queries, gallery, positives)
+    plain = search(without, queries, gallery, RightItems.of(positives))
     is_open = DynamicGate(1).activated(bank.vectors, gallery)[plain.retrieved[0, :, 0]]
     assert 5 < is_open.sum() < 35
-    found = search(gated, queries, gallery, positives)
+    found = search(gated, queries, gallery, RightItems.of(positives))
     np.testing.assert_array_equal(found.ranks, np.where(is_open, plain.ranks, plain.ranks[0]))
     np.testing.assert_array_equal(
         found.retrieved, np.where(is_open[:, None], plain.retrieved, plain.retrieved[0])
@@ -275,7 +282,7 @@ def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_ba
 def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
     bank, gallery, queries = half_known()
     positives = np.arange(200)
-    told = tune(bank, gallery, queries=queries, positives=positives)
+    told = tune(bank, gallery, queries=LabelledQueries.of(queries, positives))
     assert (told.verdict, told.gate) == ("apply", 1)
     assert {row.gate for row in told.rows[1:]} == {None, 1}
 
@@ -283,7 +290,7 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
     trial = Trial(told.choice, told.strength, np.asarray(bias, np.float32))
     gated = trial._replace(gate=1, activated=DynamicGate(1).activated(bank, gallery))
     raw, plain, with_gate = search(
-        [trial, gated], queries, gallery, list(positives[:, None])
+        [trial, gated], queries, gallery, RightItems.of(positives)
     ).values.mean(1)
     assert with_gate > raw + 0.1
     assert with_gate > plain + 0.02
@@ -310,7 +317,7 @@ def test_a_query_is_judged_by_the_bank_before_it_was_sent(space, log, monkeypatc
     queries = log.vectors[numbers]
     positives = (queries @ gallery.T).argmax(1)
     searches = recorded_searches(monkeypatch)
-    told = tune(log, gallery, queries=queries, positives=positives)
+    told = tune(log, gallery, queries=LabelledQueries.of(queries, positives))
     folds = [(trials[0], searched) for trials, searched in searches if len(searched) < 50]
     assert len(folds) == 5
     assert sum(len(searched) for _, searched in folds) == 50
@@ -344,21 +351,21 @@ class TestDemand:
     def test_where_demand_is_uneven_what_labels_choose_heeds_it(self):
         bank = QueryBank(self.sent(1, self.WANTED), groups=self.WANTED)
         pairs = self.sent(2, self.WANTED)
-        told = tune(bank, self.ITEMS, queries=pairs, positives=self.WANTED)
+        told = tune(bank, self.ITEMS, queries=LabelledQueries.of(pairs, self.WANTED))
         assert isinstance(told.candidate, WithDemand)
         assert not isinstance(told.candidate.of_biases, WithDemand)
 
     def test_labels_that_want_all_equally_often_choose_none(self):
         bank = QueryBank(self.sent(1, self.WANTED), groups=self.WANTED)
         rare = np.repeat(np.arange(1, 30), 4)
-        told = tune(bank, self.ITEMS, queries=self.sent(2, rare), positives=rare)
+        told = tune(bank, self.ITEMS, queries=LabelledQueries.of(self.sent(2, rare), rare))
         assert not isinstance(told.candidate, WithDemand)
 
     def test_even_demand_is_none(self):
         wanted = np.arange(30)
         bank = QueryBank(self.sent(1, wanted), groups=wanted)
         pairs = self.sent(2, self.WANTED)
-        told = tune(bank, self.ITEMS, queries=pairs, positives=self.WANTED)
+        told = tune(bank, self.ITEMS, queries=LabelledQueries.of(pairs, self.WANTED))
         assert not isinstance(told.candidate, WithDemand)
 
 
@@ -383,7 +390,7 @@ def test_a_bank_of_nothing_but_near_copies_of_the_pairs_shows_no_gain(space):
     noise = 0.01 * rng.standard_normal((2, 100, 8))
     one = queries[:1] + noise[0].astype(np.float32)
     bank = QueryBank(queries[:1] + noise[1].astype(np.float32), groups=np.zeros(100, int))
-    told = tune(bank, gallery, queries=one, positives=np.arange(100) % len(gallery))
+    told = tune(bank, gallery, queries=LabelledQueries.of(one, np.arange(100) % len(gallery)))
     assert told.interval == (0, 0, 0)
     assert told.findings == (), "a bank of one group cannot be examined"
     alone = tune(bank, gallery)
@@ -399,7 +406,7 @@ def test_near_copies_among_the_pairs_are_in_one_fold(space, log, monkeypatch):
     queries = (5 * rng.standard_normal((24, 8)))[subject] + 0.01 * rng.standard_normal((70, 8))
     queries = queries.astype(np.float32)
     searches = recorded_searches(monkeypatch)
-    tune(log, gallery, queries=queries, positives=(queries @ gallery.T).argmax(1))
+    tune(log, gallery, queries=LabelledQueries.of(queries, (queries @ gallery.T).argmax(1)))
     # What the others choose by is searched too, with 40 queries or more.
     folds = [rows for _, rows in searches if len(rows) < 40]
     assert sorted(map(len, folds)) == [10, 10, 10, 10, 30]
@@ -413,10 +420,10 @@ class TestWeights:
         bank, gallery, queries = space
         weights = np.random.default_rng(0).integers(1, 4, 40)
         weighted = tune(
-            bank, gallery, queries=queries, positives=np.arange(40), pair_weights=weights
+            bank, gallery, queries=LabelledQueries.of(queries, np.arange(40), weights=weights)
         )
         each = np.repeat(np.arange(40), weights)
-        repeated = tune(bank, gallery, queries=queries[each], positives=each)
+        repeated = tune(bank, gallery, queries=LabelledQueries.of(queries[each], each))
         by_method = {(row.estimator, row.strength, row.gate): row for row in repeated.rows}
         for row in weighted.rows[1:]:
             same = by_method[row.estimator, row.strength, row.gate]
@@ -443,16 +450,14 @@ class TestWeights:
         bank, gallery, queries = space
         weights = np.repeat([1.0, 0.0], 20)
         positives = np.arange(40)
-        told = tune(bank, gallery, queries=queries, positives=positives, pair_weights=weights)
-        alone = tune(bank, gallery, queries=queries[:20], positives=positives[:20])
+        told = tune(bank, gallery, queries=LabelledQueries.of(queries, positives, weights=weights))
+        alone = tune(bank, gallery, queries=LabelledQueries.of(queries[:20], positives[:20]))
         assert told.to_dict() == alone.to_dict()
         with pytest.raises(InvalidInput, match="19 queries cannot judge"):
             tune(
                 bank,
                 gallery,
-                queries=queries,
-                positives=positives,
-                pair_weights=weights * (positives > 0),
+                queries=LabelledQueries.of(queries, positives, weights=weights * (positives > 0)),
             )
 
     def test_what_is_asked_for_most_decides(self):
@@ -481,12 +486,7 @@ class TestWeights:
     def test_bad_weights(self, space, weights, message):
         bank, gallery, queries = space
         with pytest.raises(InvalidInput, match=message):
-            tune(bank, gallery, queries=queries, positives=np.arange(40), pair_weights=weights)
-
-    def test_weights_without_pairs(self, space):
-        bank, gallery, queries = space
-        with pytest.raises(InvalidInput, match="without the pairs"):
-            tune(bank, gallery, queries=queries, pair_weights=np.ones(40))
+            tune(bank, gallery, queries=LabelledQueries.of(queries, np.arange(40), weights=weights))
 
 
 class TestMeasures:
@@ -506,11 +506,10 @@ class TestMeasures:
         bank, gallery, queries, positives, grades = judged
         measure = Measure.of(name)
         trials = sweep(bank, gallery)[-40:]
-        weights = np.ones(len(queries))
-        pairs = Pairs(queries, positives, weights, grades, measure)
-        outcome = pairs.search(trials, gallery)
+        pairs = LabelledQueries.of(queries, positives, grades, measure=measure)
+        outcome = search_labelled(trials, pairs, gallery)
         for row, bias in enumerate([np.zeros(50), *(trial.bias for trial in trials)]):
-            of_bias = ranks(queries, gallery, positives, bias, grades=grades)
+            of_bias = ranks(queries, gallery, RightItems.of(positives, grades), bias)
             if row == 0 or trials[row - 1].gate is None:
                 np.testing.assert_allclose(outcome.values[row], measure.values(of_bias))
 
@@ -518,17 +517,19 @@ class TestMeasures:
     def test_the_table_and_the_gain_are_those_of_the_measure(self, judged, name):
         bank, gallery, queries, positives, grades = judged
         told = tune(
-            bank, gallery, queries=queries, positives=positives, grades=grades, measure=name
+            bank, gallery, queries=LabelledQueries.of(queries, positives, grades, measure=name)
         )
         measure = Measure.of(name)
-        raw = measure.values(ranks(queries, gallery, positives, grades=grades))
+        raw = measure.values(ranks(queries, gallery, RightItems.of(positives, grades)))
         assert told.measure == name
         assert told.rows[0].value == pytest.approx(raw.mean())
         assert f"{name} changes by" in told.reason
         for row in told.rows[1:6]:
             if row.gate is None:
                 bias = row.strength * row.estimator.fit(bank, gallery=gallery).bias(gallery)
-                after = measure.values(ranks(queries, gallery, positives, bias, grades=grades))
+                after = measure.values(
+                    ranks(queries, gallery, RightItems.of(positives, grades), bias)
+                )
                 assert row.value == pytest.approx(after.mean(), abs=1e-6)
                 assert row.gain.estimate == pytest.approx((after - raw).mean(), abs=1e-6)
 
@@ -538,13 +539,19 @@ class TestMeasures:
         order = np.argsort(-(queries @ gallery.T), axis=1)
         positives = np.stack([order[:, 0], order[:, 4]], axis=1)
         first = tune(
-            bank, gallery, queries=queries, positives=positives, measure="nDCG@10",
-            grades=np.tile([9, 1], (40, 1)),
-        )  # fmt: skip
+            bank,
+            gallery,
+            queries=LabelledQueries.of(
+                queries, positives, np.tile([9, 1], (40, 1)), measure="nDCG@10"
+            ),
+        )
         fifth = tune(
-            bank, gallery, queries=queries, positives=positives, measure="nDCG@10",
-            grades=np.tile([1, 9], (40, 1)),
-        )  # fmt: skip
+            bank,
+            gallery,
+            queries=LabelledQueries.of(
+                queries, positives, np.tile([1, 9], (40, 1)), measure="nDCG@10"
+            ),
+        )
         assert first.rows[0].value > 0.9 > fifth.rows[0].value
         assert fifth.rows[1].gain.estimate > first.rows[1].gain.estimate
 
@@ -558,9 +565,11 @@ class TestMeasures:
             else None
         )
         told = tune(
-            bank, gallery, queries=queries, positives=positives, grades=grades, measure="MAP",
+            bank,
+            gallery,
+            queries=LabelledQueries.of(queries, positives, grades, measure="MAP"),
             preference=preference,
-        )  # fmt: skip
+        )
         assert "MAP changes by" in told.reason
         assert (told.prior_weight is None) or prior
 
@@ -583,15 +592,12 @@ class TestMeasures:
         bank, gallery, queries = space
         with pytest.raises(InvalidInput, match=match):
             tune(
-                bank, gallery, queries=queries, positives=np.arange(40)[:, None], measure=measure,
-                grades=grades,
-            )  # fmt: skip
-
-    def test_grades_and_weights_alone_are_refused(self, space):
-        bank, gallery, queries = space
-        for more in ({"grades": [[1.0]] * 40}, {"pair_weights": [1.0] * 40}):
-            with pytest.raises(InvalidInput, match="pass positives too"):
-                tune(bank, gallery, queries=queries, **more)
+                bank,
+                gallery,
+                queries=LabelledQueries.of(
+                    queries, np.arange(40)[:, None], grades, measure=measure
+                ),
+            )
 
 
 def test_names_of_ir_measures_are_taken():
@@ -644,7 +650,7 @@ def test_the_cautious_gain_is_within_the_measured_interval(share):
 
 def test_the_trials_as_a_frame_and_for_a_paper(space):
     bank, gallery, queries = space
-    told = tune(bank, gallery, queries=queries, positives=np.arange(40))
+    told = tune(bank, gallery, queries=LabelledQueries.of(queries, np.arange(40)))
     frame = told.to_frame()
     assert [*frame.columns] == [
         *("method", "strength", "gate", "R@1", "low", "high", "excess_answers"),
@@ -670,7 +676,10 @@ def test_methods_of_ones_choice_are_compared_in_a_table(space):
         np.zeros(50),
         *(method.fit(bank, gallery=gallery).bias(gallery) for method in methods),
     ]
-    expected = [(ranks(queries, gallery, np.arange(40), bias).best == 1).mean() for bias in biases]
+    expected = [
+        (ranks(queries, gallery, RightItems.of(np.arange(40)), bias).best == 1).mean()
+        for bias in biases
+    ]
     assert [row.value for row in told.rows] == pytest.approx(expected)
     assert told.to_frame()["method"].str.split("(").str[0].tolist() == [
         *("as it is", "CSLS", "NNN", "Sinkhorn"),
@@ -688,7 +697,7 @@ def test_methods_of_ones_choice_are_compared_in_a_table(space):
 def test_a_measure_among_some_items_says_what_it_is_among_all():
     items = np.eye(6, dtype=np.float32)
     items[5] = items[0] * 2
-    pairs = Pairs(items[:2], [np.array([0]), np.array([1])], np.ones(2))
+    pairs = LabelledQueries.of(items[:2], [0, 1])
     whole = Whole(items, pairs, None, np.arange(5))
     assert drawn_words(whole, items, pairs, judges_all=True) == ""
     assert drawn_words(whole, items[:5], pairs, judges_all=False) == (
@@ -736,12 +745,14 @@ class TestBadInput:
         with pytest.raises(
             InvalidInput, match="1 queries cannot judge a correction: 20 are needed"
         ):
-            tune(bank, gallery, queries=queries[:1], positives=[0])
+            tune(bank, gallery, queries=LabelledQueries.of(queries[:1], [0]))
         for more in ({}, {"queries": queries}):
             with pytest.raises(BankTooSmall, match="at least 40 are needed"):
                 tune(bank.vectors[:39], gallery, **more)
         assert (
-            tune(bank.vectors[:39], gallery, queries=queries, positives=np.arange(40)).findings
+            tune(
+                bank.vectors[:39], gallery, queries=LabelledQueries.of(queries, np.arange(40))
+            ).findings
             == ()
         )
 
@@ -750,11 +761,9 @@ class TestBadInput:
         positives = np.arange(40)
         positives[7] = 50
         with pytest.raises(InvalidInput, match="query 7 are not among the 50"):
-            tune(bank, gallery, queries=queries, positives=positives)
+            tune(bank, gallery, queries=LabelledQueries.of(queries, positives))
         with pytest.raises(InvalidInput, match="cover 39 queries, but 40"):
-            tune(bank, gallery, queries=queries, positives=positives[:39])
-        with pytest.raises(InvalidInput, match="without the queries"):
-            tune(bank, gallery, positives=positives)
+            tune(bank, gallery, queries=LabelledQueries.of(queries, positives[:39]))
 
     def test_vectors(self, space):
         bank, gallery, queries = space
@@ -778,7 +787,7 @@ class TestBadInput:
     def test_zero_rows_are_no_fault(self, space):
         bank, gallery, queries = space
         gallery[45:] = 0
-        assert tune(bank, gallery, queries=queries, positives=np.arange(40)).items == 50
+        assert tune(bank, gallery, queries=LabelledQueries.of(queries, np.arange(40))).items == 50
 
 
 def labelled(task, numbers, **more):
@@ -786,8 +795,7 @@ def labelled(task, numbers, **more):
         task.bank,
         task.gallery,
         target_bank=task.target_bank,
-        queries=task.query[numbers],
-        positives=task.positives[numbers],
+        queries=LabelledQueries.of(task.query[numbers], task.positives[numbers]),
         **more,
     )
 
@@ -810,13 +818,13 @@ def test_a_split_of_shared_outcomes_is_judged_as_alone(hubby):
     """benchmarks/tune.py rests on this."""
     half = np.random.default_rng(3).permutation(200)[:100]
     copies = near_copies(QueryBank(hubby.bank), hubby.gallery)
-    pairs = Pairs(hubby.query[half], list(hubby.positives[half, None]), np.ones(100))
+    pairs = LabelledQueries.of(hubby.query[half], hubby.positives[half])
     swept = bank_before(copies.bank, pairs.queries)
     trials = sweep(swept, hubby.gallery, hubby.target_bank)
     positives = list(hubby.positives[:, None])
-    outcome = search(trials, hubby.query, hubby.gallery, positives).of(half)
+    outcome = search(trials, hubby.query, hubby.gallery, RightItems.of(positives)).of(half)
     fold = folds(pairs.queries, copies.cosine)
-    chosen, judged, *_ = decide(trials, outcome, swept, hubby.gallery, pairs, fold)
+    chosen, judged, *_ = decide(Swept(trials, outcome, swept, hubby.gallery), pairs, fold)
     told = labelled(hubby, half)
     assert (told.choice, told.strength, told.interval) == (
         chosen.estimator, judged.strength, judged.interval,
@@ -857,6 +865,8 @@ class TestOnRealData:
         assert free.reason.startswith("the bank reaches")
         assert free.candidate is not None
         foreign = load_task("clip_products t2i").bank
-        with_labels = tune(foreign, task.gallery, queries=task.query, positives=task.positives)
+        with_labels = tune(
+            foreign, task.gallery, queries=LabelledQueries.of(task.query, task.positives)
+        )
         assert "hubs" in [one.name for one in with_labels.findings if one.fails]
         assert with_labels.reason.startswith("cross-validated on 500 labelled queries")

@@ -11,10 +11,10 @@ import numpy as np
 
 from milvus_hubness.extras.quari.checkpoint import Epoch
 from milvus_hubness.quality.data_faults import Fault
-from milvus_hubness.reports.report import diagnose
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.reconcile import Course, Reconciliation
 from milvus_hubness.serve.worker import CollectionView, ServiceView, Standing
+from tests.support.diagnoses import diagnose
 
 AT = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
 

@@ -29,14 +29,8 @@ from milvus_hubness.jobs.common.inputs import read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.measures import nearest, paired_difference
-from milvus_hubness.quality.retrieval import (
-    PositiveRanks,
-    Positives,
-    checked_positives,
-    hits,
-    ranks,
-    retrieval_summary,
-)
+from milvus_hubness.quality.retrieval import PositiveRanks, hits, ranks, retrieval_summary
+from milvus_hubness.quality.right_items import RightItems
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
@@ -189,8 +183,8 @@ class Labelled:
     """(n, d), as the network takes them."""
     gallery: Floats
     """(g, d), as the network takes them."""
-    answers: Positives
-    """For each query the number of its right item, or several."""
+    right: RightItems
+    """The right items of the queries, which are to be among those of the gallery."""
     query_vectors: Floats | None = None
     """(n, d'): queries whose inner product with `stored` is the similarity; by default the cosine.
     """
@@ -207,8 +201,8 @@ class Labelled:
 
         Raises as `Pairs` does.
         """
-        answers, starts = checked_positives(self.answers, len(self.queries), len(self.gallery))
-        return Pairs(np.repeat(self.queries, np.diff(starts), axis=0), self.gallery, answers)
+        queries = np.repeat(self.queries, self.right.counts, axis=0)
+        return Pairs(queries, self.gallery, self.right.items)
 
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
         """Return the ranks of the answers by name, and the ms of re-ranking per query.
@@ -228,9 +222,9 @@ class Labelled:
 
         query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
         stored = unit(self.gallery) if self.stored is None else self.stored
-        rankings = {"raw": ranks(query_vectors, stored, self.answers)}
+        rankings = {"raw": ranks(query_vectors, stored, self.right)}
         if self.biases is not None:
-            rankings["corrected"] = ranks(query_vectors, stored, self.answers, self.biases)
+            rankings["corrected"] = ranks(query_vectors, stored, self.right, self.biases)
 
         count = min(reranker.candidates, len(stored))
         candidates = nearest(query_vectors, stored, count, self.biases)
@@ -250,7 +244,6 @@ class Labelled:
 
         candidates: (n, c). searched: the ranks in the search that chose them.
         """
-        answers, starts = checked_positives(self.answers, len(self.queries), len(self.gallery))
         reranked = searched.ranks.copy()
         seconds = 0.0
         for start in range(0, len(self.queries), QUERIES_AT_ONCE):
@@ -264,9 +257,10 @@ class Labelled:
             if self.biases is not None and reranker.correction:
                 scores = scores - reranker.correction * self.biases[chosen]
 
-            bounds = starts[start : start + len(chosen) + 1]
+            bounds = self.right.starts[start : start + len(chosen) + 1]
             of_batch = slice(bounds[0], bounds[-1])
-            before = _wrong_before(scores, chosen, answers[of_batch], bounds - bounds[0])
+            answers = self.right.items[of_batch]
+            before = _wrong_before(scores, chosen, answers, bounds - bounds[0])
 
             # Right items are before each other in this order: each is behind those that it lists
             # before. One that was not among the candidates stays behind all of them.
@@ -353,7 +347,8 @@ def read_labelled(
         # Equal items become one: none of them is a wrong answer to the other's query.
         gallery, numbers = np.unique(items.vectors, axis=0, return_inverse=True)
         judged = Judgements.of(queries, numbers)
-        return Labelled(judged.queries.vectors, gallery, judged.positions(range(len(gallery))))
+        right = RightItems.of(judged.positions(range(len(gallery))))
+        return Labelled(judged.queries.vectors, gallery, right)
 
     judgements = Judgements.load(path, pairs_queries)
     store = open_store()
@@ -365,7 +360,7 @@ def read_labelled(
     return Labelled(
         queries=judged.queries.vectors,
         gallery=rows.vectors,
-        answers=judged.positions(rows.keys),
+        right=RightItems.of(judged.positions(rows.keys)),
         query_vectors=rows.layout.reduce_queries(judged.queries.vectors),
         stored=rows.layout.reduce_items(rows.vectors),
         biases=rows.biases,

@@ -55,7 +55,7 @@ from milvus_hubness.basics.files.tables import TABLES
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, UnreadableFile, name_some
-from milvus_hubness.quality.retrieval import checked_weights
+from milvus_hubness.quality.labelled import checked_weights
 
 JSON = ".json"
 QRELS_SUFFIXES = (".qrels", ".trec", ".tsv", ".txt")

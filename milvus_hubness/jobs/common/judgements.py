@@ -30,6 +30,10 @@ from milvus_hubness.jobs.common.judgement_files import (
     some_of,
     vectors_of_folder,
 )
+from milvus_hubness.quality.labelled import LabelledQueries
+from milvus_hubness.quality.measures import Sendings
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
+from milvus_hubness.quality.right_items import RightItems
 
 IGNORE_OPTION = "--ignore-identical"
 """The option of commands by which a row is no answer to itself."""
@@ -218,18 +222,6 @@ class Judgements:
             ),
         )
 
-    def as_sent(self) -> Judgements:
-        """Return the judgements with each query as often as it was sent.
-
-        A log is a sample of what users send, and each sending is one observation: an interval for a
-        popular query that was sent a hundred times is narrower than for one that was sent once.
-        Weights without repeats say nothing of the number of observations, and stay.
-        """
-        if self.counts is None:
-            return self
-        numbers = np.repeat(np.arange(len(self)), self.counts).tolist()
-        return replace(self.take(numbers), counts=None)
-
     def ignoring_identical(self) -> Judgements:
         """Return the judgements for data in which the queries are rows themselves.
 
@@ -318,15 +310,28 @@ class Judgements:
         position_of = {key: position for position, key in enumerate(rows)}
         return [np.array([position_of[key] for key in keys], np.int64) for keys in self.keys]
 
-    def own_positions(self, rows: Sequence[Key]) -> npt.NDArray[np.int64]:
+    def labelled(self, rows: Sequence[Key], measure: str | Measure = R_AT_1) -> LabelledQueries:
+        """Return the queries with the positions of their right rows among these, after `within`.
+
+        measure: what is measured on them, R@k, MRR, MAP or nDCG@k. Raises InvalidInput.
+        """
+        own = self._own_positions(rows) if self.ignores_identical else None
+        return LabelledQueries(
+            self.queries.vectors,
+            RightItems.of(self.positions(rows), self.grades, own=own),
+            Sendings(self.counts, self.weights),
+            Measure.of(measure),
+        )
+
+    def share_with_ids(self, rows: Sequence[Key]) -> float:
+        """Return the share of the queries whose id is the key of one of these rows."""
+        return float((self._own_positions(rows) >= 0).mean())
+
+    def _own_positions(self, rows: Sequence[Key]) -> npt.NDArray[np.int64]:
         """Return (n,) the position of the row that has the id of each query; −1 for none."""
         position_of = {key: position for position, key in enumerate(rows)}
         own = self._own_keys(position_of)
         return np.array([-1 if key is None else position_of[key] for key in own], np.int64)
-
-    def ignored_positions(self, rows: Sequence[Key]) -> npt.NDArray[np.int64] | None:
-        """Return what `own_positions` does; None if these rows are answers as any others."""
-        return self.own_positions(rows) if self.ignores_identical else None
 
     def _own_keys(self, present: Container[Key]) -> list[Key | None]:
         """Return the key of the row that has the id of each query, None for none."""

@@ -12,13 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.quality.retrieval import (
-    MARGIN,
-    Grades,
-    Measure,
-    in_order,
-    ranks,
-)
+from milvus_hubness.quality.retrieval import MARGIN, Measure, in_order, ranks
+from milvus_hubness.quality.right_items import RightItems
 
 MOST_SCORES = 1 << 22
 """Scores in memory at once."""
@@ -28,31 +23,27 @@ def values_among_all(
     queries: Floats,
     items: Floats,
     biases: Sequence[Floats],
-    positives: Sequence[npt.NDArray[np.int64]],
+    right: RightItems,
     others: Iterable[tuple[Floats, Sequence[Floats]]],
-    *,
     measure: Measure,
-    grades: Grades | None = None,
-    own: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Return the measure of each query (m, d) under each of the biases, (n_biases, m).
 
-    items, biases: the sample (n, d), and its biases (n,). positives, grades, own: as of `ranks`, in the
+    items, biases: the sample (n, d), and its biases (n,). right: the right items of the queries, in the
     sample. others: parts (k, d) of the other rows, each with its biases (k,) in the same order.
     """
-    counts = [len(of_query) for of_query in positives]
-    starts = np.concatenate([[0], np.cumsum(counts)])
     # One search for each right row.
-    query_of = np.repeat(np.arange(len(queries)), counts)
+    query_of = np.repeat(np.arange(len(queries)), right.counts)
     # In float64 two equal rows have one score, whichever rows they are multiplied with.
     sent = queries[query_of].astype(np.float64)
-    right_rows = np.concatenate([np.asarray(of_query) for of_query in positives])
-    ignored = None if own is None else own[query_of]
-    raw_scores = np.einsum("ij,ij->i", sent, items[right_rows])
-    limits = [raw_scores - bias[right_rows] for bias in biases]
-    ranks_by_bias = [
-        ranks(queries[query_of], items, right_rows, bias, own=ignored).ranks for bias in biases
-    ]
+    raw_scores = np.einsum("ij,ij->i", sent, items[right.items])
+    limits = [raw_scores - bias[right.items] for bias in biases]
+    alone = RightItems(
+        right.items,
+        np.arange(len(right.items) + 1),
+        own=None if right.own is None else right.own[query_of],
+    )
+    ranks_by_bias = [ranks(queries[query_of], items, alone, bias).ranks for bias in biases]
 
     for rows, biases_of_rows in others:
         size = max(1, MOST_SCORES // max(1, len(rows)))
@@ -65,7 +56,6 @@ def values_among_all(
                 is_before = scores - bias > (limit[block] + margins)[:, None]
                 found[block] += is_before.sum(axis=1)
 
-    flat_grades = None if grades is None else np.concatenate([np.asarray(one) for one in grades])
     return np.stack(
-        [measure.values(in_order(found, starts, flat_grades)) for found in ranks_by_bias]
+        [measure.values(in_order(found, right.starts, right.grades)) for found in ranks_by_bias]
     )

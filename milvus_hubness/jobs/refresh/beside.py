@@ -57,7 +57,7 @@ class BesideVectors(Refreshing):
 
     def fitted(self, plan: RefreshPlan, sample: Sample) -> Correction:
         layout = self.state.layout
-        correction = fit(self.store, self.info, self.state, layout, plan, self.options, None)
+        correction = fit(self.stored, layout, plan, self.options, None)
         biases = correction.centred(sample.vectors)
         mean_bias = self.state.profile.mean_bias
         if len(biases):
@@ -109,7 +109,7 @@ class BesideVectors(Refreshing):
         if other.use == "former":
             # The rows count as fitted now: what a refit changed would be due again at once.
             profile = other.profile.model_copy(update={"fitted_at": now()})
-            sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+            sample = sampled(self.stored, None, self.options.progress)
             self.fit_of(profile).write(sample.key_count, sample.fitted)
             job = self._announced("returning", profile)
         return job._written(bank, "the last refresh was taken back")

@@ -25,7 +25,6 @@ from milvus_hubness.correction.fitted import (
 from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
-from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import EmptyBank
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
@@ -34,8 +33,7 @@ from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.among_all import values_among_all
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, choice_in_use
-from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.measures import (
     Interval,
     k_occurrence,
@@ -44,7 +42,7 @@ from milvus_hubness.quality.measures import (
 )
 from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
-from milvus_hubness.quality.trials import Grades, activated_by
+from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 HELD_OUT = 0.2
@@ -67,25 +65,6 @@ queries let no more worse banks pass than the skewness of N_10 did, on the tasks
 
 COMPARED = ("raw", "old", "new")
 """The biases that an evaluation compares: none, those in use, and those of the plan."""
-
-
-class Labelled(NamedTuple):
-    """Labelled queries (n, d), n ≥ 2, and for each the positions of its items in the sample."""
-
-    queries: Floats
-    positives: list[npt.NDArray[np.int64]]
-
-    weights: npt.NDArray[np.float64] | None = None
-    """How often users send each query, (n,), above 0; None for equally often."""
-
-    grades: Grades | None = None
-    """How right the items of each query are; None for equally right."""
-
-    measure: Measure = R_AT_1
-    """What is measured on them."""
-
-    own: npt.NDArray[np.int64] | None = None
-    """(n,) the position of the row that each query itself is, which is no answer, −1 for none."""
 
 
 @dataclass(frozen=True)
@@ -122,27 +101,54 @@ class RefreshEvaluation:
     """The reason not to use the new biases; empty if there is none."""
 
 
+class ReducedSample(NamedTuple):
+    """Sampled rows as a fit compares them."""
+
+    layout: Layout
+    vectors: Floats
+    """(n, d), as users see them."""
+    items: Floats
+    """(n, d) or wider, for inner products."""
+    kinds: Kinds | None
+    """The means of kinds, with which all biases are compared, also none; None without kinds."""
+    numbers: KindNumbers | None
+    """(n,), the kinds of the rows."""
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        vectors: Floats,
+        kinds: Kinds | None = None,
+        numbers: KindNumbers | None = None,
+    ) -> ReducedSample:
+        """Return rows (n, d) with the means of kinds, and with theirs, (n,)."""
+        return cls(layout, vectors, reduced_items(layout, vectors, kinds, numbers), kinds, numbers)
+
+    def reduced(self, queries: Floats) -> Floats:
+        """Return queries (m, d) for inner products with `items`."""
+        return reduced_queries(self.layout, queries, self.kinds)
+
+
 def judge(
-    layout: Layout,
-    sample: Floats,
+    sample: ReducedSample,
     old: RefreshPlan,
     new: RefreshPlan,
-    labelled: Labelled | None = None,
+    labelled: LabelledQueries | None = None,
     queries: Floats | None = None,
-    kinds: Kinds | None = None,
-    numbers: KindNumbers | None = None,
     others: Iterable[tuple[Floats, KindNumbers | None]] = (),
 ) -> RefreshEvaluation | None:
-    """Evaluate old and new biases on a sample (n, d) of the gallery.
+    """Evaluate old and new biases on a sample of n rows of the gallery.
 
-    queries: (m, d) real ones of the application. Those in neither bank are searched, if they are
-    20; else a fifth of the new bank, and both biases are fitted without it. Labels decide if given,
-    else the excess answers taken by hubs. Return None if there is too little data: under 50
-    held-out queries, or under 200 items. kinds, numbers: the means of kinds with which all biases are
-    compared, also none, and the kinds of the sample, (n,). others: parts (k, d) of the other rows with
-    their kinds, among which labelled queries are measured too; none where searches have a gate.
+    labelled: m ≥ 2 queries with right rows in the sample. queries: (m, d) real ones of the application.
+    Those in neither bank are searched, if they are 20; else a fifth of the new bank, and both biases
+    are fitted without it. Labels decide if given, else the excess answers taken by hubs. Return None
+    if there is too little data: under 50 held-out queries, or under 200 items. others: parts (k, d) of
+    the other rows with their kinds, among which labelled queries are measured too; none where searches
+    have a gate.
     """
-    if len(sample) < FEWEST_ITEMS:
+    items = sample.items
+    if len(items) < FEWEST_ITEMS:
         return None
 
     searched = _apart_from((old, new), queries) if queries is not None else None
@@ -152,18 +158,16 @@ def judge(
     if searched is None:
         return None
 
-    reduced = ReducedSample(sample, reduced_items(layout, sample, kinds, numbers), kinds, numbers)
-    items = reduced.items
-    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, reduced, plan, searched))]
+    fits = [fit for plan in (old, new) if (fit := _fit_without(sample, plan, searched))]
     if len(fits) < 2:
         return None
 
     biases = _compared_biases(len(items), fits)
     gates = [fit.gate for fit in fits]
-    outcome = assess(reduced_queries(layout, searched, kinds), items, biases).gated(gates)
-    skews = [skewness(k_occurrence(answers, len(sample))) for answers in outcome.retrieved]
-    noise = noise_of_change(outcome, len(sample), np.random.default_rng(0))
-    excess = _by_name(excess_answers_of(outcome, len(sample)), digits=5)
+    outcome = assess(sample.reduced(searched), items, biases).gated(gates)
+    skews = [skewness(k_occurrence(answers, len(items))) for answers in outcome.retrieved]
+    noise = noise_of_change(outcome, len(items), np.random.default_rng(0))
+    excess = _by_name(excess_answers_of(outcome, len(items)), digits=5)
     noise_of = _by_name(noise, digits=5)
     _, old_answers, new_answers = outcome.retrieved
 
@@ -172,12 +176,13 @@ def judge(
     measure = R_AT_1
     measured_rows = 0
     if labelled is not None:
-        measure = labelled.measure
-        values, measured_rows = _labelled_values(layout, reduced, fits, labelled, others)
-        measured, gains = _gains_of(values, labelled.weights)
+        sent = labelled.as_sent()
+        measure = sent.measure
+        values, measured_rows = _labelled_values(sample, fits, sent, others)
+        measured, gains = _gains_of(values, sent.weights)
 
     return RefreshEvaluation(
-        items=len(sample),
+        items=len(items),
         queries=len(searched),
         real_queries=has_real_queries,
         excess_answers=excess,
@@ -229,7 +234,7 @@ def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[n
 
 
 def _gains_of(
-    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return the means, and the gains of `new` over the others, of the values (3, m) of COMPARED.
 
@@ -244,19 +249,6 @@ def _gains_of(
     return dict(zip(COMPARED, means, strict=True)), gains
 
 
-class ReducedSample(NamedTuple):
-    """Sampled rows as a fit compares them."""
-
-    vectors: Floats
-    """(n, d), as users see them."""
-    items: Floats
-    """(n, d) or wider, for inner products."""
-    kinds: Kinds | None
-    """The means of kinds; None without kinds."""
-    numbers: KindNumbers | None
-    """(n,), the kinds of the rows."""
-
-
 class FitWithout(NamedTuple):
     """The biases of a plan, from the queries that are not held out."""
 
@@ -268,9 +260,7 @@ class FitWithout(NamedTuple):
     """Computes the biases of other rows (k, d) with these kinds."""
 
 
-def _fit_without(
-    layout: Layout, sample: ReducedSample, plan: RefreshPlan, held_out: Floats
-) -> FitWithout | None:
+def _fit_without(sample: ReducedSample, plan: RefreshPlan, held_out: Floats) -> FitWithout | None:
     """Return the fit on the other queries, without near copies of those held out; None if they are too
     few.
     """
@@ -282,7 +272,7 @@ def _fit_without(
         return None
 
     correction = Correction.fit(
-        layout,
+        sample.layout,
         plan.estimator,
         bank.take(others),
         gallery=sample.vectors if plan.estimator.needs_gallery else None,
@@ -306,25 +296,21 @@ def _compared_biases(count: int, fits: Sequence[FitWithout]) -> list[Floats]:
 
 
 def _labelled_values(
-    layout: Layout,
     sample: ReducedSample,
     fits: Sequence[FitWithout],
-    labelled: Labelled,
+    labelled: LabelledQueries,
     others: Iterable[tuple[Floats, KindNumbers | None]],
 ) -> tuple[npt.NDArray[np.float64], int]:
     """Return the measure of labelled queries under each of COMPARED, (3, m), and among how many rows.
 
     others: as of `judge`.
     """
-    sent = reduced_queries(layout, labelled.queries, sample.kinds)
+    sent = sample.reduced(labelled.queries)
     biases = _compared_biases(len(sample.items), fits)
-    judgements: dict[str, Any] = {
-        "grades": labelled.grades,
-        "measure": labelled.measure,
-        "own": labelled.own,
-    }
+    right = labelled.right
+    measure = labelled.measure
     if not others:
-        outcome = assess(sent, sample.items, biases, labelled.positives, **judgements)
+        outcome = assess(sent, sample.items, biases, right, measure)
         return outcome.gated([fit.gate for fit in fits]).values, len(sample.items)
 
     row_counts = [len(sample.items)]
@@ -334,11 +320,10 @@ def _labelled_values(
             row_counts.append(len(vectors))
             raw = np.zeros(len(vectors), np.float32)
             fitted = [fit.bias_of(vectors, numbers) for fit in fits]
-            yield reduced_items(layout, vectors, sample.kinds, numbers), [raw, *fitted]
+            items = reduced_items(sample.layout, vectors, sample.kinds, numbers)
+            yield items, [raw, *fitted]
 
-    values = values_among_all(
-        sent, sample.items, biases, labelled.positives, others_with_biases(), **judgements
-    )
+    values = values_among_all(sent, sample.items, biases, right, others_with_biases(), measure)
     return values, sum(row_counts)
 
 
@@ -408,29 +393,17 @@ class Sample(NamedTuple):
 
     def labelled(
         self, judgements: Judgements, collection: str, measure: str = DEFAULT_MEASURE
-    ) -> Labelled | None:
+    ) -> LabelledQueries | None:
         """Return the queries with right rows in the sample; None if they are fewer than two.
 
         Raises InvalidInput if there is none.
         """
-        judged = judgements.within(self.keys, collection).as_sent()
-        if len(judged) < 2:
-            return None
-        grades = [np.array(of_query, np.float64) for of_query in judged.grades]
-        return Labelled(
-            judged.queries.vectors,
-            judged.positions(self.keys),
-            judged.weights,
-            grades,
-            Measure.of(measure),
-            judged.ignored_positions(self.keys),
-        )
+        judged = judgements.within(self.keys, collection).labelled(self.keys, measure)
+        return judged if len(judged.as_sent()) > 1 else None
 
 
 def sampled(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
+    stored: StoredBiases,
     judgements: Judgements | None,
     progress: Progress,
     prior: Prior | None = None,
@@ -439,10 +412,11 @@ def sampled(
 
     prior: that of the new biases.
     """
+    info = stored.info
+    state = stored.state
     rng = np.random.default_rng(0)
     most = MOST_JUDGED_ROWS if judgements else MOST_ROWS
     share = most / max(1, info.rows)
-    stored = StoredBiases(store, info, state)
     named = judgements.possible_keys if judgements else set()
     read = {prior.field} if prior is not None else set()
     if state.kinds is not None:
@@ -457,7 +431,7 @@ def sampled(
     key_counts: list[int] = []
 
     def chosen(partition: str | None) -> Iterator[list[Key]]:
-        for page in key_pages(store, info.name, partition, rows=info.rows):
+        for page in key_pages(stored.store, info.name, partition, rows=info.rows):
             draws = rng.random(len(page)) < share
             is_drawn = dict(zip(page, draws.tolist(), strict=True))
             key_counts.append(len(is_drawn))
@@ -465,7 +439,7 @@ def sampled(
             yield [key for key in page if is_drawn[key] or key in named]
 
     for partition, chunk in key_chunks(
-        store, info, "reading a sample", progress, chosen, min(info.rows, most)
+        stored.store, info, "reading a sample", progress, chosen, min(info.rows, most)
     ):
         rows = stored.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
@@ -489,12 +463,10 @@ def sampled(
 
 
 def evaluate(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
+    stored: StoredBiases,
     plan: RefreshPlan,
     sample: Sample,
-    labelled: Labelled | None,
+    labelled: LabelledQueries | None,
     queries: Floats | None = None,
     progress: Progress = silent,
 ) -> RefreshEvaluation | None:
@@ -504,9 +476,10 @@ def evaluate(
     for it if they are not all in the sample. queries: (m, d) real ones of the application,
     which may be in a bank too.
     """
+    state = stored.state
     profile = state.profile
     try:
-        bank = store.load_bank(profile.bank, checked=False)
+        bank = stored.store.load_bank(profile.bank, checked=False)
     except EmptyBank:
         return None
     in_use = RefreshPlan(**vars(choice_in_use(profile)), bank=bank, reason="")
@@ -517,27 +490,26 @@ def evaluate(
     is_part = sample.key_count > len(sample.keys)
     # A gate compares with the best row of all, and scores of several vectors take long.
     if labelled is not None and is_part and not has_gate and not state.layout.multi_vectors:
-        others = _others(store, info, state, sample, progress)
+        others = _others(stored, sample, progress)
     return judge(
-        state.layout,
-        sample.vectors,
+        ReducedSample.of(state.layout, sample.vectors, kinds, numbers),
         in_use,
         plan,
         labelled,
         queries,
-        kinds=kinds,
-        numbers=numbers,
-        others=others,
+        others,
     )
 
 
 def _others(
-    store: Store, info: CollectionInfo, state: CollectionState, sample: Sample, progress: Progress
+    stored: StoredBiases, sample: Sample, progress: Progress
 ) -> Iterator[tuple[Floats, KindNumbers | None]]:
     """Yield the rows that are not in the sample, with their kinds."""
-    stored = StoredBiases(store, info, state)
+    state = stored.state
     sampled_keys = set(zip(sample.partitions, sample.keys, strict=True))
-    for partition, chunk in key_chunks(store, info, "measuring among all rows", progress):
+    for partition, chunk in key_chunks(
+        stored.store, stored.info, "measuring among all rows", progress
+    ):
         keys = [key for key in chunk if (partition, key) not in sampled_keys]
         if not keys:
             continue
@@ -550,9 +522,7 @@ def _others(
 
 
 def fit(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
+    stored: StoredBiases,
     layout: Layout,
     plan: RefreshPlan,
     options: RefreshOptions,
@@ -564,13 +534,13 @@ def fit(
     layout: that of the rows to write. kinds: the means to compare with.
     """
     bank = plan.bank
-    stored = StoredBiases(store, info, state)
+    state = stored.state
     gallery = None
     numbers: list[KindNumbers] = []
 
     def vectors_by_chunk() -> Iterator[Floats]:
         doing = "reading the gallery"
-        for partition, chunk in key_chunks(store, info, doing, options.progress):
+        for partition, chunk in key_chunks(stored.store, stored.info, doing, options.progress):
             rows = stored.read(chunk, partition)
             if state.kinds is not None:
                 numbers.append(state.kinds.numbers_of(rows.vectors, rows.batch))

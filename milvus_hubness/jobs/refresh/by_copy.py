@@ -156,7 +156,7 @@ class ByCopy(Refreshing):
         rule = self.state.kinds
         numbers = sample.kinds(rule)
         kinds = measured_kinds(layout, rule, sample.vectors, numbers, plan.bank.queries)
-        correction = fit(self.store, self.info, self.state, layout, plan, self.options, kinds)
+        correction = fit(self.stored, layout, plan, self.options, kinds)
 
         biases = correction.centred(sample.vectors, kinds=numbers)
         mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0

@@ -13,6 +13,7 @@ from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.biases import sampled
 from milvus_hubness.jobs.refresh.plan import ready_state
 from milvus_hubness.jobs.store.protocols import Store, expect_feature, expect_store
@@ -87,6 +88,6 @@ def measured_evidence(
     store: Store, info: CollectionInfo, state: CollectionState, progress: Progress = silent
 ) -> Evidence | None:
     """Return the quantiles of up to 20,000 rows by the active profile."""
-    sample = sampled(store, info, state, None, progress)
+    sample = sampled(StoredBiases(store, info, state), None, progress)
     correction = load_correction(store, state, state.profile)
     return correction.measured(sample.vectors, sample.kinds(state.kinds)).evidence

@@ -29,6 +29,7 @@ from milvus_hubness.jobs.common.judging import (
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.samples import distinct_samples
+from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.biases import (
     FEWEST_HELD_OUT,
     FEWEST_ITEMS,
@@ -212,6 +213,11 @@ class Refreshing(ABC):
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         """Continue what a killed refresh has begun."""
 
+    @property
+    def stored(self) -> StoredBiases:
+        """The rows with the biases in use."""
+        return StoredBiases(self.store, self.info, self.state)
+
     # -- all rows ----------------------------------------------------------------------------
 
     def full(self, plan: RefreshPlan) -> RefreshResult:
@@ -221,9 +227,7 @@ class Refreshing(ABC):
         if plan.carries_on:
             return self.continued(plan)
 
-        sample = sampled(
-            self.store, self.info, self.state, options.judgements, options.progress, plan.prior
-        )
+        sample = sampled(self.stored, options.judgements, options.progress, plan.prior)
         bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
         plan = replace(plan, bank=replace(plan.bank, queries=bank))
         verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
@@ -272,9 +276,7 @@ class Refreshing(ABC):
         if options.judgements is not None:
             labelled = sample.labelled(options.judgements, self.info.name, options.measure)
         return evaluate(
-            self.store,
-            self.info,
-            self.state,
+            self.stored,
             plan,
             sample,
             labelled,
@@ -293,7 +295,7 @@ class Refreshing(ABC):
         if self.state.on_hub == "off" or is_measured or rows < FEWEST_MEASURED:
             return evidence
 
-        sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+        sample = sampled(self.stored, None, self.options.progress)
         correction = Correction.of_profile(self.state, profile, plan.bank)
         kinds = sample.kinds(self.state.kinds)
         measured = correction.measured(sample.vectors, kinds).evidence
@@ -396,7 +398,7 @@ class Refreshing(ABC):
         if has_verdict is not None or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
             return result
 
-        sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+        sample = sampled(self.stored, None, self.options.progress)
         verdict = self._verdict(plan, sample)
         if verdict is not None:
             store_verdict(self.store, self.info.name, verdict)

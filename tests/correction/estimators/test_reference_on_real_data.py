@@ -17,6 +17,7 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.quality.measures import k_occurrence, nearest, skewness
 from milvus_hubness.quality.retrieval import hits, ranks
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.real_data import (
     EMBEDDING_TASKS,
     LARGEST,
@@ -70,7 +71,7 @@ def test_recall_of_every_column(task):
 def test_ranks_find_the_same_recall(task):
     data, fitted = load_task(task), fit_on(task, NNN(32, 0.75))
     by_rank = [
-        hits(ranks(data.query, data.gallery, data.positives, bias), 1).mean()
+        hits(ranks(data.query, data.gallery, RightItems.of(data.positives), bias), 1).mean()
         for bias in (None, fitted.bias(data.gallery))
     ]
     np.testing.assert_allclose(100 * np.array(by_rank), recall_at_1(task, None, fitted))
@@ -143,7 +144,10 @@ def test_new_items_by_the_formula_against_a_refit():
     apart -= np.median(apart)
     assert np.abs(apart[new]).mean() < 0.03
     assert np.abs(np.delete(apart, new)).mean() < 0.001
-    recall = 100 * hits(ranks(task.query, task.gallery, task.positives, by_formula), 1).mean()
+    recall = (
+        100
+        * hits(ranks(task.query, task.gallery, RightItems.of(task.positives), by_formula), 1).mean()
+    )
     assert recall == pytest.approx(recall_at_1("docstring_code", refit)[0], abs=0.3)
 
 

@@ -9,6 +9,7 @@ from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.pairs import Pairs
 from milvus_hubness.extras.quari.reranker import Labelled
 from milvus_hubness.extras.quari.settings import TrainingSettings
+from milvus_hubness.quality.right_items import RightItems
 
 DIM = 8
 SETTINGS = TrainingSettings.linear(
@@ -39,7 +40,7 @@ def fitted(tmp_path_factory):
 
 def test_maps_find_what_one_rotation_hides(fitted):
     maps, held = fitted[0], turned(2)
-    result = Labelled(held.queries, held.gallery, held.answers).evaluate(maps)
+    result = Labelled(held.queries, held.gallery, RightItems.of(held.answers)).evaluate(maps)
     assert result["raw"]["R@1"] < 0.1
     assert result["reranked"]["R@1"] > 0.7
     assert isinstance(maps, Adaptive)

@@ -8,6 +8,7 @@ from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.reranker import Labelled, QuariReranker, _wrong_before
+from milvus_hubness.quality.right_items import RightItems
 from tests.extras.quari import explicit
 from tests.extras.quari.conftest import DIM, small
 
@@ -79,7 +80,7 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     queries, gallery, answers = normal(40, DIM), normal(30, DIM, seed=1), np.arange(40) % 30
     bias = np.random.default_rng(2).uniform(0, 0.5, 30).astype(np.float32)
     reranker = QuariReranker(network, candidates=candidates, correction=correction)
-    labelled = Labelled(queries, gallery, answers, biases=bias)
+    labelled = Labelled(queries, gallery, RightItems.of(answers), biases=bias)
     raw, plain, reranked = (ranks.best for ranks in labelled.rankings(reranker)[0].values())
     cosine = (queries @ gallery.T) / np.outer(
         np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1)
@@ -111,7 +112,9 @@ def test_a_query_with_several_answers_is_judged_by_all_of_them(disturbed, candid
     queries, gallery = normal(40, DIM), normal(30, DIM, seed=1)
     answers = [rng.choice(30, 1 + number % 4, replace=False) for number in range(40)]
     reranker = QuariReranker(network, candidates=candidates)
-    raw, reranked = Labelled(queries, gallery, answers).rankings(reranker)[0].values()
+    raw, reranked = (
+        Labelled(queries, gallery, RightItems.of(answers)).rankings(reranker)[0].values()
+    )
 
     unit = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
     order = np.argsort(-(queries @ unit.T), axis=1)
@@ -136,10 +139,12 @@ def test_answers_that_tie_do_not_push_each_other_back():
 
 def test_untrained_maps_change_nothing():
     queries, gallery = normal(40, DIM), normal(40, DIM, seed=1)
-    rankings, _ = Labelled(queries, gallery, np.arange(40)).rankings(
+    rankings, _ = Labelled(queries, gallery, RightItems.of(np.arange(40))).rankings(
         QuariReranker(Quari(small(form="linear")))
     )
     assert list(rankings) == ["raw", "reranked"]
     np.testing.assert_array_equal(rankings["reranked"].best, rankings["raw"].best)
     with pytest.raises(InvalidInput, match="two pairs"):
-        Labelled(queries[:1], gallery, np.arange(1)).evaluate(QuariReranker(Quari(small())))
+        Labelled(queries[:1], gallery, RightItems.of(np.arange(1))).evaluate(
+            QuariReranker(Quari(small()))
+        )

@@ -253,9 +253,11 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     assert log.keys == [(11, 12), (21,)]
     assert log.weights is None
     assert log.counts.tolist() == [2, 1]
-    sent = log.as_sent()
-    np.testing.assert_array_equal(sent.queries.vectors, VECTORS[[0, 0, 1]])
-    assert (sent.keys, sent.counts) == ([(11, 12), (11, 12), (21,)], None)
+    sent = log.labelled([11, 12, 21]).as_sent()
+    np.testing.assert_array_equal(sent.queries, VECTORS[[0, 0, 1]])
+    assert sent.right.items.tolist() == [0, 1, 0, 1, 2]
+    assert sent.right.starts.tolist() == [0, 2, 4, 5]
+    assert sent.sendings == (None, None)
     assert log.clicks == [(2, 1), (1,)]
     # Grades are of judges, of whom two may say the same.
     graded = Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1])
@@ -264,7 +266,8 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     weighted = Judgements.of([one, one, two], [11, 12, 21], weights=[3, 2, 4])
     assert weighted.weights.tolist() == [5, 4]
     assert weighted.counts is None
-    assert weighted.as_sent() is weighted
+    labelled = weighted.labelled([11, 12, 21])
+    assert labelled.as_sent() is labelled
     assert weighted.clicks == [(3, 2), (4,)]
     shared = Judgements.of(VECTORS[:1], [[11, 12]], [[1, 3]], weights=[8])
     assert (shared.weights.tolist(), shared.clicks) == ([8], [(2, 6)])

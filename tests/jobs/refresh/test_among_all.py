@@ -6,6 +6,7 @@ import pytest
 from milvus_hubness.jobs.refresh.among_all import MOST_SCORES, values_among_all
 from milvus_hubness.quality.outcomes import assess
 from milvus_hubness.quality.retrieval import Measure
+from milvus_hubness.quality.right_items import RightItems
 
 ITEMS, SAMPLE, QUERIES, DIM = 4_000, 900, 600, 12
 
@@ -43,15 +44,13 @@ def test_it_is_the_measure_of_a_search_of_all(space, measure, size):
     # A third of the queries are rows themselves, which are no answers.
     rows = [(7 * n) % SAMPLE if n % 3 == 0 else -1 for n in range(QUERIES)]
     own = [-1 if row in of_query else row for row, of_query in zip(rows, positives, strict=True)]
-    named = {
-        "measure": Measure.of(measure),
-        "grades": [rng.integers(1, 4, len(of_query)).astype(float) for of_query in positives],
-        "own": np.array(own),
-    }
+    grades = [rng.integers(1, 4, len(of_query)).astype(float) for of_query in positives]
+    right = RightItems.of(positives, grades, own=np.array(own))
+    chosen = Measure.of(measure)
     part = (items[:SAMPLE], [bias[:SAMPLE] for bias in biases])
     others = parts_of(items, biases, size)
-    found = values_among_all(queries, *part, positives, others, **named)
-    wanted = assess(queries, items, biases, positives, **named).values
+    found = values_among_all(queries, *part, right, others, chosen)
+    wanted = assess(queries, items, biases, right, chosen).values
     # Rows far behind, whose scores differ by the rounding of float32, may change places.
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-    assert assess(queries, *part, positives, **named).values.mean() > 1.1 * wanted.mean()
+    assert assess(queries, *part, right, chosen).values.mean() > 1.1 * wanted.mean()

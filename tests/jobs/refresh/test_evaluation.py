@@ -14,9 +14,11 @@ from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.kinds import KindRule, Kinds
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements
-from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
+from milvus_hubness.jobs.refresh.biases import ReducedSample, Sample, judge
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.quality import measures, retrieval
+from milvus_hubness.quality.labelled import LabelledQueries
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.galleries import METRICS, half_known, similarity
 
 DIM = 16
@@ -45,8 +47,8 @@ def hubs():
 def test_a_bank_of_other_queries_is_objected_to(hubs, metric):
     items, queries, others = hubs
     layout = Layout(DIM, metric)
-    assert not judge(layout, items, standing(others), standing(queries)).objection
-    told = judge(layout, items, standing(queries), standing(queries, NNN(8, 0.0)))
+    assert not judge(ReducedSample.of(layout, items), standing(others), standing(queries)).objection
+    told = judge(ReducedSample.of(layout, items), standing(queries), standing(queries, NNN(8, 0.0)))
     assert told.objection.startswith("excess answers taken by hubs rise from")
     assert "biases in use" in told.objection
     assert told.excess_answers["new"] == pytest.approx(told.excess_answers["raw"], abs=0.01)
@@ -59,18 +61,20 @@ def test_biases_that_are_a_little_worse_are_objected_to(hubs):
     items, queries, _ = hubs
     old = standing(queries, NNN(8, 0.75))
     new = standing(queries, NNN(8, 0.7))
-    told = judge(Layout(DIM, "IP"), items, old, new)
+    told = judge(ReducedSample.of(Layout(DIM, "IP"), items), old, new)
     excess = told.excess_answers
     assert excess["old"] < excess["new"] < excess["old"] + 0.02
     assert told.objection.startswith("excess answers taken by hubs rise from")
-    assert not judge(Layout(DIM, "IP"), items, new, old).objection
+    assert not judge(ReducedSample.of(Layout(DIM, "IP"), items), new, old).objection
 
 
 @pytest.mark.parametrize(("old", "new"), [((8, 0.75), (64, 0.5)), ((8, 1.25), (1, 0.75))])
 def test_hubs_that_take_more_answers_are_objected_to_though_the_skewness_falls(hubs, old, new):
     items, queries, _ = hubs
     told = judge(
-        Layout(DIM, "IP"), items, standing(queries, NNN(*old)), standing(queries, NNN(*new))
+        ReducedSample.of(Layout(DIM, "IP"), items),
+        standing(queries, NNN(*old)),
+        standing(queries, NNN(*new)),
     )
     assert told.skewness["new"] < min(told.skewness["old"], told.skewness["raw"])
     assert told.excess_answers["new"] > told.excess_answers["old"] + 0.02
@@ -85,7 +89,7 @@ def test_halves_of_a_bank_are_as_good_as_each_other(hubs):
     for seed in range(6):
         one, other = np.array_split(np.random.default_rng(seed).permutation(queries), 2)
         for old, new in ((one, other), (other, one)):
-            told = judge(Layout(DIM, "IP"), items, standing(old), standing(new))
+            told = judge(ReducedSample.of(Layout(DIM, "IP"), items), standing(old), standing(new))
             are_refused.append(bool(told.objection))
             were_refused.append(told.skewness["new"] > told.skewness["old"])
     assert sum(were_refused) >= 5
@@ -112,25 +116,26 @@ def test_real_queries_tell_a_bank_of_one_topic_which_its_own_queries_do_not(topi
     layout = Layout(DIM, "IP")
     bank, real = queries[:1_000], queries[1_000:]
 
-    alone = judge(layout, items, standing(bank), standing(narrow))
+    alone = judge(ReducedSample.of(layout, items), standing(bank), standing(narrow))
     assert not alone.real_queries
     assert alone.queries == 200
     assert not alone.objection
 
-    told = judge(layout, items, standing(bank), standing(narrow), queries=real)
+    told = judge(ReducedSample.of(layout, items), standing(bank), standing(narrow), queries=real)
     assert told.real_queries
     assert told.queries == 200
     assert told.excess_answers["new"] > told.excess_answers["old"] + 0.1
     assert "biases in use" in told.objection
-    assert not judge(layout, items, standing(narrow), standing(bank), queries=real).objection
+    assert not judge(
+        ReducedSample.of(layout, items), standing(narrow), standing(bank), queries=real
+    ).objection
 
 
 def test_labels_decide_where_there_are_real_queries_too(topics):
     items, queries, narrow = topics
-    labelled = Labelled(items * 3, [np.array([i]) for i in range(len(items))])
+    labelled = LabelledQueries.of(items * 3, [np.array([i]) for i in range(len(items))])
     told = judge(
-        Layout(DIM, "IP"),
-        items,
+        ReducedSample.of(Layout(DIM, "IP"), items),
         standing(queries),
         standing(narrow, NNN(8, 20.0)),
         labelled,
@@ -146,22 +151,23 @@ def test_real_queries_that_are_in_a_bank_do_not_count(topics):
     old, new = standing(queries[:1_000]), standing(narrow)
 
     mixed = np.concatenate([queries[900:1_050], narrow[:100]]).astype(np.float64)
-    assert judge(layout, items, old, new, queries=mixed).queries == 50
+    assert judge(ReducedSample.of(layout, items), old, new, queries=mixed).queries == 50
 
     # Of these, too few are in no bank: a part of the new one is held out, as without them.
     leaked = np.concatenate([queries[:1_019], narrow])
-    told = judge(layout, items, old, new, queries=leaked)
+    told = judge(ReducedSample.of(layout, items), old, new, queries=leaked)
     assert not told.real_queries
-    assert told == judge(layout, items, old, new)
-    assert told == judge(layout, items, old, new, queries=np.empty((0, DIM), np.float32))
+    assert told == judge(ReducedSample.of(layout, items), old, new)
+    assert told == judge(
+        ReducedSample.of(layout, items), old, new, queries=np.empty((0, DIM), np.float32)
+    )
 
 
 def test_real_queries_of_another_dimension_are_refused(topics):
     items, queries, _ = topics
     with pytest.raises(DimensionMismatch):
         judge(
-            Layout(DIM, "IP"),
-            items,
+            ReducedSample.of(Layout(DIM, "IP"), items),
             standing(queries),
             standing(queries),
             queries=np.ones((50, DIM + 1), np.float32),
@@ -172,18 +178,17 @@ def test_real_queries_need_no_part_of_the_bank(topics):
     """So a bank that is too small for one is evaluated too."""
     items, queries, narrow = topics
     old, new = standing(queries[:200]), standing(narrow[:100])
-    assert judge(Layout(DIM, "IP"), items, old, new) is None
-    told = judge(Layout(DIM, "IP"), items, old, new, queries=queries[1_000:])
+    assert judge(ReducedSample.of(Layout(DIM, "IP"), items), old, new) is None
+    told = judge(ReducedSample.of(Layout(DIM, "IP"), items), old, new, queries=queries[1_000:])
     assert told.queries == 200
     assert told.objection
 
 
 def test_labels_that_are_a_little_worse_are_objected_to(hubs):
     items, queries, _ = hubs
-    labelled = Labelled(items + 0.05, [np.array([i]) for i in range(len(items))])
+    labelled = LabelledQueries.of(items + 0.05, [np.array([i]) for i in range(len(items))])
     told = judge(
-        Layout(DIM, "IP"),
-        items,
+        ReducedSample.of(Layout(DIM, "IP"), items),
         standing(queries, NNN(8, 0.0)),
         standing(queries, NNN(8, 1.2)),
         labelled,
@@ -197,7 +202,9 @@ def test_nothing_is_objected_to_what_stays_the_same(hubs):
     items, queries, _ = hubs
     for estimator in (NNN(8), Blend()):
         told = judge(
-            Layout(DIM, "IP"), items, standing(queries, estimator), standing(queries, estimator)
+            ReducedSample.of(Layout(DIM, "IP"), items),
+            standing(queries, estimator),
+            standing(queries, estimator),
         )
         assert (told.objection, told.overlap) == ("", 1.0)
         assert told.skewness["old"] == told.skewness["new"] < told.skewness["raw"]
@@ -207,7 +214,7 @@ def test_nothing_is_objected_to_what_stays_the_same(hubs):
 
 def test_the_figures_are_those_of_queries_held_out(hubs):
     items, queries, others = hubs
-    told = judge(Layout(DIM, "IP"), items, standing(others), standing(queries))
+    told = judge(ReducedSample.of(Layout(DIM, "IP"), items), standing(others), standing(queries))
     kept = np.random.default_rng(0).permutation(1_000)[:200]
     assert told.queries == 200
     rest = np.delete(queries, kept, axis=0)
@@ -220,13 +227,13 @@ def test_the_figures_are_those_of_queries_held_out(hubs):
 
 def test_labels_decide_where_there_are_some(hubs):
     items, queries, _ = hubs
-    labelled = Labelled(items * 3, [np.array([i]) for i in range(len(items))])
+    labelled = LabelledQueries.of(items * 3, [np.array([i]) for i in range(len(items))])
     harmful = standing(queries, NNN(8, 20.0))
-    told = judge(Layout(DIM, "IP"), items, standing(queries), harmful, labelled)
+    told = judge(ReducedSample.of(Layout(DIM, "IP"), items), standing(queries), harmful, labelled)
     assert told.measured["new"] < told.measured["old"]
     assert told.gains["old"].high < 0
     assert told.objection.startswith("R@1 falls from")
-    well = judge(Layout(DIM, "IP"), items, harmful, standing(queries), labelled)
+    well = judge(ReducedSample.of(Layout(DIM, "IP"), items), harmful, standing(queries), labelled)
     assert well.measured["new"] == told.measured["old"]
     assert not well.objection
 
@@ -240,10 +247,10 @@ def test_another_measure_decides_in_place_of_r1(hubs, name):
     second = (np.arange(len(items)) + 1) % len(items)
     positives = [np.array([i, other]) for i, other in enumerate(second)]
     grades = [np.array([1.0, 3.0])] * len(items)
-    labelled = Labelled(asked, positives, None, grades, measure)
+    labelled = LabelledQueries.of(asked, positives, grades=grades, measure=measure)
     old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 20.0))
-    told = judge(Layout(DIM, "IP"), items, old, new, labelled)
-    raw = measure.values(retrieval.ranks(asked, items, positives, grades=grades))
+    told = judge(ReducedSample.of(Layout(DIM, "IP"), items), old, new, labelled)
+    raw = measure.values(retrieval.ranks(asked, items, RightItems.of(positives, grades)))
     assert told.measure == name
     assert told.measured["raw"] == told.measured["old"] == pytest.approx(raw.mean(), abs=1e-4)
     assert told.objection.startswith(f"{name} falls from")
@@ -257,7 +264,12 @@ def test_labels_count_as_often_as_they_are_asked(hubs):
     asked = unit(items + 0.6 * np.random.default_rng(0).normal(size=items.shape) / DIM**0.5)
     old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 0.75))
     alone = [
-        judge(layout, items, old, new, Labelled(asked[[i, i]], [positives[i]] * 2)).measured
+        judge(
+            ReducedSample.of(layout, items),
+            old,
+            new,
+            LabelledQueries.of(asked[[i, i]], [positives[i]] * 2),
+        ).measured
         for i in range(40)
     ]
     lost = [i for i, r1 in enumerate(alone) if r1["new"] < r1["old"]]
@@ -267,7 +279,12 @@ def test_labels_count_as_often_as_they_are_asked(hubs):
 
     weights = np.ones(40)
     weights[lost] = 1_000
-    told = judge(layout, items, old, new, Labelled(asked[:40], positives[:40], weights))
+    told = judge(
+        ReducedSample.of(layout, items),
+        old,
+        new,
+        LabelledQueries.of(asked[:40], positives[:40], weights=weights),
+    )
     assert told.objection.startswith("R@1 falls from")
     share = weights / weights.sum()
     for name in ("old", "new"):
@@ -278,19 +295,22 @@ def test_labels_count_as_often_as_they_are_asked(hubs):
     )
     weights[lost] = 1e-6
     assert not judge(
-        layout, items, old, new, Labelled(asked[:40], positives[:40], weights)
+        ReducedSample.of(layout, items),
+        old,
+        new,
+        LabelledQueries.of(asked[:40], positives[:40], weights=weights),
     ).objection
 
 
 def test_a_gate_counts_as_searches_use_it():
     bank, items, queries = half_known()
     labelled, layout = (
-        Labelled(queries, [np.array([i]) for i in range(len(items))]),
+        LabelledQueries.of(queries, [np.array([i]) for i in range(len(items))]),
         Layout(16, "IP"),
     )
     corrected = standing(bank, NNN(8, 0.625))
     gated = replace(corrected, gate=1)
-    told = judge(layout, items, corrected, gated, labelled)
+    told = judge(ReducedSample.of(layout, items), corrected, gated, labelled)
     assert told.measured["new"] > told.measured["old"] + 0.02
     assert told.measured["old"] > told.measured["raw"]
 
@@ -298,9 +318,13 @@ def test_a_gate_counts_as_searches_use_it():
 def test_too_little_is_not_judged_by(hubs):
     items, queries, _ = hubs
     layout = Layout(DIM, "IP")
-    assert judge(layout, items[:199], standing(queries), standing(queries)) is None
-    assert judge(layout, items, standing(queries), standing(queries[:200])) is None
-    assert judge(layout, items, standing(queries[:40]), standing(queries)) is None
+    assert (
+        judge(ReducedSample.of(layout, items[:199]), standing(queries), standing(queries)) is None
+    )
+    assert (
+        judge(ReducedSample.of(layout, items), standing(queries), standing(queries[:200])) is None
+    )
+    assert judge(ReducedSample.of(layout, items), standing(queries[:40]), standing(queries)) is None
 
 
 def test_right_rows_are_looked_up_in_the_sample():
@@ -308,7 +332,7 @@ def test_right_rows_are_looked_up_in_the_sample():
     queries = np.array([[1, 0], [0, 1], [1, 1]])
     judged = Judgements.of(queries, [[11, 99], [98], ["a", 10]])
     known = sample.labelled(judged, "products")
-    assert [numbers.tolist() for numbers in known.positives] == [[1], [2, 0]]
+    assert (known.right.items.tolist(), known.right.starts.tolist()) == ([1, 0, 2], [0, 1, 3])
     assert known.queries.tolist() == [[1, 0], [1, 1]]
     assert sample.labelled(Judgements.of(queries[:2], [10, 99]), "products") is None
     with pytest.raises(InvalidInput, match=r"none of the 2 judged keys .* of 'products': 98, 99"):
@@ -317,7 +341,7 @@ def test_right_rows_are_looked_up_in_the_sample():
     queries, keys = np.arange(8).reshape(4, 2), [10, 99, 11, "a"]
     weighted = sample.labelled(Judgements.of(queries, keys, weights=[2, 1, 0, 3]), "products")
     assert weighted.weights.tolist() == [2, 3]
-    assert [numbers.tolist() for numbers in weighted.positives] == [[0], [2]]
+    assert weighted.right.items.tolist() == [0, 2]
     unsent = Judgements.of(queries, keys, weights=[0, 1, 0, 0])
     with pytest.raises(InvalidInput, match="none of the 1 judged keys"):
         sample.labelled(unsent, "products")
@@ -337,12 +361,13 @@ def test_pairs_are_measured_among_the_rows_that_are_not_in_the_sample_too(hubs, 
         kinds = Kinds.measured(rule, items, numbers, queries)
         layout = Layout(DIM, "IP", kinds=KindColumns(2))
     right = [np.unique([n % count, (3 * n) % count]) for n in range(400)]
-    labelled = Labelled(items[[rows[0] for rows in right]] + np.float32(0.3), right)
+    labelled = LabelledQueries.of(items[[rows[0] for rows in right]] + np.float32(0.3), right)
     old, new = standing(queries, NNN(8)), standing(queries, NNN(32))
 
     def measured(rows, others=()):
         of_rows = numbers[rows] if by_kind else None
-        return judge(layout, items[rows], old, new, labelled, None, kinds, of_rows, others)
+        sample = ReducedSample.of(layout, items[rows], kinds, of_rows)
+        return judge(sample, old, new, labelled, others=others)
 
     whole = measured(np.arange(len(items)))
     parts = np.array_split(np.arange(count, len(items)), 3)
