@@ -33,7 +33,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend
-from milvus_hubness.jobs.refresh.biases import NOISE, ReducedSample, judge
+from milvus_hubness.jobs.refresh.evaluation import NOISE, ReducedSample, judge
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.quality.labelled import LabelledQueries
 

@@ -47,8 +47,8 @@ from milvus_hubness.jobs.common.recipe import Recipe as Recipe
 from milvus_hubness.jobs.enable.plan import Beside as Beside
 from milvus_hubness.jobs.migration.plan import Copy as Copy
 from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
-from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
-from milvus_hubness.jobs.refresh.refreshing import RefreshResult as RefreshResult
+from milvus_hubness.jobs.refresh.options import RefreshOptions as RefreshOptions
+from milvus_hubness.jobs.refresh.result import RefreshResult as RefreshResult
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient
 from milvus_hubness.milvus.client.matching import Matches as Matches
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig as CorrectionConfig

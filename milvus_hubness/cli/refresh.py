@@ -15,7 +15,7 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.errors import InvalidParameter, LeaseHeld
 
 if TYPE_CHECKING:
-    from milvus_hubness.jobs.refresh.refreshing import RefreshResult
+    from milvus_hubness.jobs.refresh.result import RefreshResult
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def refresh(
     """
     from milvus_hubness.correction.state import require_state
     from milvus_hubness.jobs.common.progress import Throttle
-    from milvus_hubness.jobs.refresh.plan import RefreshOptions
+    from milvus_hubness.jobs.refresh.options import RefreshOptions
     from milvus_hubness.jobs.refresh.run import refresh
 
     store = connection.open()

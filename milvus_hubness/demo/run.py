@@ -37,7 +37,7 @@ from milvus_hubness.jobs.common.lease import forget_leases
 from milvus_hubness.jobs.common.progress import chunks
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.clean import clean
-from milvus_hubness.jobs.migration.migrator import migrate
+from milvus_hubness.jobs.migration.run import migrate
 from milvus_hubness.jobs.plan import plan_correction
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.client.sync import HubnessClient

@@ -40,7 +40,7 @@ from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import SAMPLES
-from milvus_hubness.jobs.refresh.plan import RefreshOptions
+from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.retrieval import Measure
 

@@ -30,8 +30,8 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
-from milvus_hubness.jobs.refresh.plan import RefreshOptions
-from milvus_hubness.jobs.refresh.refreshing import RefreshResult
+from milvus_hubness.jobs.refresh.options import RefreshOptions
+from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import Record

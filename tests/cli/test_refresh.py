@@ -8,8 +8,8 @@ import pytest
 
 from milvus_hubness import HubnessClient
 from milvus_hubness.cli.refresh import show_refresh
-from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
-from milvus_hubness.jobs.refresh.refreshing import RefreshResult
+from milvus_hubness.jobs.refresh.evaluation import RefreshEvaluation
+from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.quality.measures import Interval
 from tests.cli.conftest import DIM
 from tests.support.galleries import vectors

@@ -23,7 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.clean import clean, would_drop
-from milvus_hubness.jobs.migration.migrator import cutover
+from milvus_hubness.jobs.migration.run import cutover
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.server import validate_index

@@ -19,7 +19,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.estimators import from_dict
-from milvus_hubness.jobs.migration.migrator import MigrationOptions
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.reports.collections import read_biased, tune
 from tests.support.aliases import aliased
 from tests.support.galleries import half_known, plain_collection

@@ -26,7 +26,7 @@ from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import by_copy
-from milvus_hubness.jobs.refresh.biases import MOST_JUDGED_ROWS
+from milvus_hubness.jobs.refresh.sample import MOST_JUDGED_ROWS
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore

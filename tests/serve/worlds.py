@@ -3,8 +3,8 @@
 import threading
 
 from milvus_hubness.errors import CollectionNotFound
-from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
-from milvus_hubness.jobs.refresh.refreshing import RefreshResult
+from milvus_hubness.jobs.refresh.evaluation import RefreshEvaluation
+from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 
 EXCESS_ANSWERS = {"raw": 0.31, "old": 0.14, "new": 0.09}

@@ -78,7 +78,7 @@ def carry_out(
     is_rehearsal: whether no name moves. What a run would refuse of its names, a rehearsal refuses too.
     """
     from milvus_hubness.jobs.common.lease import expect_free
-    from milvus_hubness.jobs.migration.migrator import migrate, resume
+    from milvus_hubness.jobs.migration.run import migrate, resume
 
     if planning.restart and not planning.bank:
         raise typer.BadParameter(f"--restart begins again: pass --bank FILE too ({WHERE_FROM})")

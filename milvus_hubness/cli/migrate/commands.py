@@ -55,7 +55,7 @@ def cutover(
     """
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.jobs.migration.ledger import Ledger
-    from milvus_hubness.jobs.migration.migrator import cutover
+    from milvus_hubness.jobs.migration.run import cutover
 
     session = Session(watching, postponed=watching.postpone_cutover, as_json=as_json)
     store = connection.open()

@@ -8,10 +8,12 @@ from types import MappingProxyType
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
+from milvus_hubness.jobs.store.generations import holds
 from milvus_hubness.jobs.store.protocols import Rows, Store
 
 Banks = Mapping[BankReference, StoredBank]
@@ -56,6 +58,17 @@ def load_corrections(
     if state.filling is not None:
         corrections[state.filling.slot] = load(state.filling)
     return corrections
+
+
+def saved_bank(
+    store: Store, bank: StoredBank, current: BankReference, metric: Metric
+) -> BankReference:
+    """Save a bank beside the current one, and return the reference to it; or the current reference,
+    which may name nearest items too, if they hold the same rows.
+    """
+    is_current = holds(current, bank)
+    saved, _ = store.save_bank(current.collection, bank, metric, in_use=is_current)
+    return current if is_current else saved
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:

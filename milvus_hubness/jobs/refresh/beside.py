@@ -28,9 +28,11 @@ from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.inputs import read_gallery
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.enable.plan import measure
-from milvus_hubness.jobs.refresh.biases import Sample, fit, sampled
+from milvus_hubness.jobs.refresh.biases import fit
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
-from milvus_hubness.jobs.refresh.refreshing import Action, Refreshing, RefreshResult
+from milvus_hubness.jobs.refresh.refreshing import Refreshing
+from milvus_hubness.jobs.refresh.result import Action, RefreshResult
+from milvus_hubness.jobs.refresh.sample import Sample, sampled
 from milvus_hubness.jobs.store.protocols import confirm_bank
 
 
@@ -42,10 +44,7 @@ class BesideVectors(Refreshing):
         count = self.waiting
         if not self.is_planned:
             count = self._fill(plan.bank)
-            renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
-            fresh = self.state.profile.model_copy(update=renewed)
-            state = self.state.with_profile(fresh)
-            self.write_state(keep_nearest(self.store, self.info.name, state))
+            self.note_unchanged(plan)
 
         action: Action = "pending" if count else "none"
         return self.result(

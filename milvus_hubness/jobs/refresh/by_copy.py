@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.base import form_of
-from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
-from milvus_hubness.correction.fitted import Correction, measured_kinds
-from milvus_hubness.correction.kinds import expect_room
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import LeaseHeld, StoreError
-from milvus_hubness.jobs.common.corrections import keep_nearest
-from milvus_hubness.jobs.common.kinds import KindRequest
-from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.corrected import (
@@ -33,15 +21,16 @@ from milvus_hubness.jobs.migration.corrected import (
     unfinished,
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
-from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clients
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.migration.rights import expect_rights, grant_remarks
-from milvus_hubness.jobs.migration.survey import estimated
-from milvus_hubness.jobs.refresh.biases import Sample, fit
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
-from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
-from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.records import ColumnNeeds
+from milvus_hubness.jobs.migration.run import opened
+from milvus_hubness.jobs.refresh.copy_layout import CopyLayout
+from milvus_hubness.jobs.refresh.copy_plan import copy_plan
+from milvus_hubness.jobs.refresh.options import RefreshOptions
+from milvus_hubness.jobs.refresh.plan import RefreshPlan
+from milvus_hubness.jobs.refresh.refreshing import Refreshing
+from milvus_hubness.jobs.refresh.result import RefreshResult
+from milvus_hubness.jobs.refresh.sample import Sample
 
 NO_ROOM = re.compile(r"quota (exceeded|exhausted)|no space left|memory limit exceeded", re.I)
 """What a server says that has no room for more rows: Milvus by its quotas, Qdrant by its disk."""
@@ -75,9 +64,7 @@ class ByCopy(Refreshing):
         """
         if not self.is_planned:
             self._drop_unfinished()
-            renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
-            state = self.state.with_profile(self.state.profile.model_copy(update=renewed))
-            self.write_state(keep_nearest(self.store, self.info.name, state))
+            self.note_unchanged(plan)
 
         reason = "bank and parameters are unchanged"
         if self.waiting:
@@ -86,12 +73,7 @@ class ByCopy(Refreshing):
 
     def expect_possible(self) -> None:
         _ = self._switch
-        kinds = KindRequest.of(self.state.kind or None)
-        unhinted = replace(self.state.layout, kinds=None)
-        kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
-        if self.is_new and self.state.kinds is not None:
-            # Later refreshes record the state of the copy beside that of its source.
-            expect_room(self.state.kinds, self.state.dim, len(self.state.profiles))
+        self._layout.expect_possible(is_new=self.is_new)
         if not self.is_planned:
             target = target_of(self.store, self.info, self.state.profile.epoch + 1)
             expect_rights(self.store, self.info, target)
@@ -108,77 +90,11 @@ class ByCopy(Refreshing):
     # -- the new biases ----------------------------------------------------------------------
 
     @cached_property
-    def _bare_layout(self) -> Layout:
-        """The columns of the copy's vectors, without what is measured on them.
-
-        The mean of L2 stays, as other profiles are fitted with it, and so do the offsets of kinds:
-        vectors keep each bit from copy to copy.
-        """
-        present = self.state.layout
-        bare = replace(
-            present.without_hints(),
-            slots=replace(present.slots, count=len(self.state.profiles)),
-            multiple_of=self._needs.multiple_of,
-        )
-        if self._needs.spread == bare.slots.spread:
-            return bare
-        return with_spread(bare, self._needs.spread)
-
-    @cached_property
-    def _needs(self) -> ColumnNeeds:
-        """What the field's index and quantiser ask of augmented vectors."""
-        return self.store.column_needs(self.info, self.state.field)
-
-    @property
-    def _is_in_use(self) -> bool:
-        """Whether the profile to refresh is the one that searches use."""
-        return self.state.active == self.active
-
-    @cached_property
-    def _bank_in_use(self) -> StoredBank:
-        """The bank of the profile that searches use."""
-        return self.store.load_bank(self.state.profiles[self.active].bank, checked=False)
-
-    def _layout(self, plan: RefreshPlan, sample: Sample) -> Layout:
-        """Return the layout of the copy, but for the scale of a spread bias."""
-        # Index hints and the scale serve most searches: those by the profile in use.
-        bank = plan.bank if self._is_in_use else self._bank_in_use
-        return measured_on(
-            self._bare_layout,
-            sample.vectors,
-            bank.queries.condensed.vectors,
-            keeps_mean=True,
-            **self._needs.hints,
-        )
+    def _layout(self) -> CopyLayout:
+        return CopyLayout(self.stored, self.active, self.options)
 
     def fitted(self, plan: RefreshPlan, sample: Sample) -> Correction:
-        layout = self._layout(plan, sample)
-        rule = self.state.kinds
-        numbers = sample.kinds(rule)
-        kinds = measured_kinds(layout, rule, sample.vectors, numbers, plan.bank.queries)
-        correction = fit(self.stored, layout, plan, self.options, kinds)
-
-        biases = correction.centred(sample.vectors, kinds=numbers)
-        mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-        prior = plan.prior
-        if prior is not None:
-            prior = prior.with_factor(correction.spread(sample.vectors, numbers))
-        correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
-        correction = correction.measured(sample.vectors, numbers)
-        if layout.slots.spread == 1:
-            return correction
-
-        strength = plan.strength
-        everything = np.ones(len(biases), np.bool_)
-        stored = correction.with_prior(biases - np.float32(mean_bias), everything, sample.items)
-        if not self._is_in_use:
-            profile = self.state.profiles[self.active]
-            in_use = Correction.of_profile(self.state, profile, self._bank_in_use)
-            strength = profile.strength
-            # The sample has no values of its prior, which change the size of biases by little.
-            stored = replace(in_use, prior=None).centred(sample.vectors, kinds=numbers)
-        layout = with_bias_scale(layout, sample.vectors, stored, strength)
-        return replace(correction, layout=layout)
+        return self._layout.fitted(plan, sample)
 
     def _state(self, fresh: Profile, layout: Layout) -> CollectionState:
         """Return the state of the copy, with the refreshed profile as the active one."""
@@ -187,61 +103,16 @@ class ByCopy(Refreshing):
     # -- the copy ----------------------------------------------------------------------------
 
     def planned(self, plan: RefreshPlan, correction: Correction) -> RefreshResult:
-        copy = self._copy_plan(correction)
-        return self.result("full", plan.reason, written=self.info.rows, copy=copy)
-
-    def _copy_plan(self, correction: Correction) -> CopyPlan:
-        """Return what the copy takes, from a page of rows."""
-        store = self.store
-        info = self.info
-        field = self.state.field
-        codec = self.state.codec
-        page, reading_seconds = self._timed_page()
-
-        def correct(rows: Batch) -> None:
-            vectors = codec.decode_rows(codec.columns(rows.vectors, rows.rows))
-            correction.centred(vectors, rows.items)
-
-        vector = info.vector_fields[field]
-        widths = {
-            "source": codec.form.width,
-            "target": form_of(correction.layout, vector.dtype).width,
-        }
-        estimates = estimated(page, reading_seconds, correct, vector, widths, info.rows)
-        target = target_of(store, info, self.state.profile.epoch + 1)
-        return CopyPlan(
-            target=target,
-            names=self._switch.names,
-            renamed=self._switch.source_renamed,
-            rows=info.rows,
-            memory_bytes=estimates.memory_bytes,
-            seconds=round(estimates.seconds, 3),
-            waiting_seconds=waits_for_clients(
-                self.options.client_ttl,
-                estimates.seconds,
-                alias=self._switch.name,
-                rename=self._switch.source_renamed,
-            ),
-            remarks=tuple(self._remarks(target)),
+        target = target_of(self.store, self.info, self.state.profile.epoch + 1)
+        copy = copy_plan(
+            self.stored,
+            correction,
+            target,
+            self._switch,
+            client_ttl=self.options.client_ttl,
+            remarks=self._remarks(target),
         )
-
-    def _timed_page(self) -> tuple[Batch, float]:
-        """Return a whole page of rows, or the most that a partition has, and the seconds of its read."""
-        page_rows = self.store.chunk_rows(self.info)
-        most: Batch | None = None
-        seconds = 0.0
-        for partition in self.info.partitions:
-            began = time.perf_counter()
-            page = self.store.scan(
-                self.info.name, self.state.field, limit=page_rows, partition=partition
-            )
-            if most is None or len(page) > len(most):
-                most = page
-                seconds = time.perf_counter() - began
-            if len(page) == page_rows:
-                break
-        assert most is not None, "each collection has a partition"
-        return most, seconds
+        return self.result("full", plan.reason, written=self.info.rows, copy=copy)
 
     def _remarks(self, target: str) -> list[str]:
         """Return what the user should know before a copy of this name is made."""

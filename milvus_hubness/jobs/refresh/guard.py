@@ -9,13 +9,15 @@ from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.words import expect_word
-from milvus_hubness.correction.guard import Evidence
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.guard import FEWEST_ROWS, MOST_MEASURED, Evidence
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
-from milvus_hubness.jobs.refresh.biases import sampled
 from milvus_hubness.jobs.refresh.plan import ready_state
+from milvus_hubness.jobs.refresh.sample import sampled
 from milvus_hubness.jobs.store.protocols import Store, expect_feature, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
@@ -88,6 +90,27 @@ def measured_evidence(
     store: Store, info: CollectionInfo, state: CollectionState, progress: Progress = silent
 ) -> Evidence | None:
     """Return the quantiles of up to 20,000 rows by the active profile."""
-    sample = sampled(StoredBiases(store, info, state), None, progress)
     correction = load_correction(store, state, state.profile)
-    return correction.measured(sample.vectors, sample.kinds(state.kinds)).evidence
+    return _measured(StoredBiases(store, info, state), correction, progress)
+
+
+def renewed_evidence(stored: StoredBiases, bank: StoredBank, progress: Progress) -> Evidence | None:
+    """Return the quantiles for the hub guard: the present ones, or new ones if the gallery has
+    changed its size by a tenth since.
+
+    bank: that of the active profile.
+    """
+    state = stored.state
+    evidence = state.profile.evidence
+    rows = min(stored.info.rows, MOST_MEASURED)
+    is_measured = evidence is not None and abs(rows - evidence.rows) <= 0.1 * evidence.rows
+    if state.on_hub == "off" or is_measured or rows < FEWEST_ROWS:
+        return evidence
+
+    measured = _measured(stored, Correction.of_profile(state, state.profile, bank), progress)
+    return None if measured is None else measured.after(evidence)
+
+
+def _measured(stored: StoredBiases, correction: Correction, progress: Progress) -> Evidence | None:
+    sample = sampled(stored, None, progress)
+    return correction.measured(sample.vectors, sample.kinds(stored.state.kinds)).evidence

@@ -16,8 +16,9 @@ from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
 from milvus_hubness.jobs.common.samples import sampled_bank, samples_of
 from milvus_hubness.jobs.migration.corrected import unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.refresh.biases import FEWEST_ITEMS
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state
+from milvus_hubness.jobs.refresh.evaluation import FEWEST_ITEMS
+from milvus_hubness.jobs.refresh.options import RefreshOptions
+from milvus_hubness.jobs.refresh.plan import ready_state
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Sampling
 

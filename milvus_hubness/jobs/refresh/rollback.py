@@ -8,10 +8,12 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.migration.migrator import Rollback, roll_back
+from milvus_hubness.jobs.migration.migrator import Rollback
 from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.run import roll_back
 from milvus_hubness.jobs.refresh.beside import BesideVectors
-from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state
+from milvus_hubness.jobs.refresh.options import RefreshOptions
+from milvus_hubness.jobs.refresh.plan import ready_state
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 

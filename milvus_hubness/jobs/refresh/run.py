@@ -19,17 +19,14 @@ from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.migration.corrected import half_switched, unfinished
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.migrator import opened
+from milvus_hubness.jobs.migration.run import opened
 from milvus_hubness.jobs.refresh.beside import BesideVectors
 from milvus_hubness.jobs.refresh.by_copy import ByCopy, copying
-from milvus_hubness.jobs.refresh.plan import (
-    RefreshOptions,
-    plan_refresh,
-    ready_state,
-    with_profile,
-)
+from milvus_hubness.jobs.refresh.options import RefreshOptions
+from milvus_hubness.jobs.refresh.plan import plan_refresh, ready_state, with_profile
 from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit, samples_for_refresh
-from milvus_hubness.jobs.refresh.refreshing import Refreshing, RefreshResult
+from milvus_hubness.jobs.refresh.refreshing import Refreshing
+from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 

@@ -16,7 +16,7 @@ from milvus_hubness.jobs.common import lease_records
 from milvus_hubness.jobs.common.lease import Lease, holder_of, read_entries
 from milvus_hubness.jobs.common.lease_records import LEASES, LeasePolicy, Owner, now, process_start
 from milvus_hubness.jobs.migration.plan import MigrationOptions
-from milvus_hubness.jobs.refresh.plan import RefreshOptions
+from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, Record

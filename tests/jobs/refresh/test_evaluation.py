@@ -14,8 +14,9 @@ from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.kinds import KindRule, Kinds
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements
-from milvus_hubness.jobs.refresh.biases import ReducedSample, Sample, judge
+from milvus_hubness.jobs.refresh.evaluation import ReducedSample, judge
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
+from milvus_hubness.jobs.refresh.sample import Sample
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.right_items import RightItems
