@@ -56,22 +56,6 @@ def sample(
         _stop(collection, connection, field, as_json=as_json)
 
 
-def status(
-    collection: Collection,
-    connection: options.Connection,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show how many queries of a collection were sampled, how varied they are, and if they suffice.
-
-    Example: milvus-hubness bank status products
-    """
-    from milvus_hubness.jobs.refresh.sampling import list_samplings
-
-    statuses = list_samplings(connection.open(), collection)
-    result = {"samplings": [each.to_dict() for each in statuses]}
-    console.show_result(as_json, result, lambda: _show(collection, statuses, connection))
-
-
 def export(
     collection: Collection,
     file: Annotated[Path, typer.Argument(help=".npy, or .npz with the times of the queries too.")],
@@ -96,7 +80,6 @@ app = command_line(
     "Keep samples of the queries that users send, as reference queries and to judge with."
     "\n\nExample: milvus-hubness bank sample products --rate 0.01",
     sample,
-    status,
     export,
 )
 
@@ -113,7 +96,7 @@ def _start(
 
     status = start_sampling(connection.open(), collection, field=field, **settings.given)
     result = {"samplings": [status.to_dict()]}
-    console.show_result(as_json, result, lambda: _show(collection, [status], connection))
+    console.show_result(as_json, result, lambda: show_samplings(collection, [status]))
 
 
 def _stop(
@@ -127,7 +110,8 @@ def _stop(
     console.show_result(as_json, result, lambda: console.say(text))
 
 
-def _show(collection: str, statuses: list[SamplingStatus], connection: options.Connection) -> None:
+def show_samplings(collection: str, statuses: list[SamplingStatus]) -> None:
+    """Print how queries of a collection are sampled, and whether the samples are enough."""
     from milvus_hubness.jobs.refresh.sampling import ENOUGH
 
     for status in statuses:
@@ -147,12 +131,6 @@ def _show(collection: str, statuses: list[SamplingStatus], connection: options.C
         if status.variety is not None:
             facts |= _variety_facts(status.variety)
         console.show_facts(collection, facts)
-
-    if not statuses:
-        console.say(
-            f"{collection!r} is not sampled: start with "
-            f"{connection.command('bank', 'sample', collection)}"
-        )
 
 
 def _variety_facts(variety: Variety) -> dict[str, object]:

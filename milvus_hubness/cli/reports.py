@@ -12,6 +12,7 @@ from milvus_hubness.basics.texts import (
     span,
 )
 from milvus_hubness.cli import console, options
+from milvus_hubness.cli.bank import show_samplings
 from milvus_hubness.cli.verdicts import (
     ShowAll,
     next_command,
@@ -22,6 +23,7 @@ from milvus_hubness.cli.verdicts import (
 )
 
 if TYPE_CHECKING:
+    from milvus_hubness.jobs.refresh.sampling import SamplingStatus
     from milvus_hubness.jobs.refresh.status import Status
 
 
@@ -128,7 +130,7 @@ def status(
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how a collection is corrected, and how fresh its biases are.
+    """Show how a collection is corrected, how fresh its biases are, and what of its queries is sampled.
 
     Example: milvus-hubness status products --json
     """
@@ -142,9 +144,22 @@ def status(
     lease = None
     if holder:
         lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
-    data = {"status": {**result.to_dict(), "lease": lease}}
+    samplings: list[SamplingStatus] = []
+    if result.sampled_fields:
+        from milvus_hubness.jobs.refresh.sampling import list_samplings
+
+        samplings = list_samplings(store, result.collection)
+
+    sampled = [sampling.to_dict() for sampling in samplings]
+    data = {"status": {**result.to_dict(), "lease": lease, "samplings": sampled}}
     facts = {**status_words(result), "lease": holder}
-    console.show_result(as_json, data, lambda: console.show_facts(result.collection, facts))
+
+    def show() -> None:
+        console.show_facts(result.collection, facts)
+        if samplings:
+            show_samplings(result.collection, samplings)
+
+    console.show_result(as_json, data, show)
 
 
 LEFT_BY_A_JOB = "{}: repeat the command that was interrupted"

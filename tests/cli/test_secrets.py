@@ -18,7 +18,7 @@ COMMANDS = {
     "refresh with a bank": f"refresh products {BANK}",
     "enable": f"enable products {BANK}",
     "disable": "disable products",
-    "bank": "bank status products",
+    "bank": "bank export products queries.npz",
     "tune": f"tune products {BANK}",
     "check": f"check products {BANK}",
     "migrate plan": f"migrate run --plan products {BANK}",

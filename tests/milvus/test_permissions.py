@@ -274,7 +274,7 @@ SCENARIOS = {
     "the same, while a refresh runs": writes_while_a_refresh_runs,
     "the same, while a migration runs": writes_while_a_migration_runs,
     "migrate run --plan, enable --plan, diagnose(…)": plans_and_reports,
-    "status, bank status": statuses,
+    "status": statuses,
     "tune, check": verdicts,
     "migrate, bank sample": jobs,
     "refresh, serve": refreshes,

@@ -71,7 +71,7 @@ def sampled_bank(store: Store, collection: str, field: str | None = None) -> Que
     if not len(vectors):
         raise EmptyBank(
             f"no query of {info.name!r} is sampled yet: clients sample {sampling.rate:.3%} of "
-            f"them, see milvus-hubness bank status {info.name}"
+            f"them, see milvus-hubness status {info.name}"
         )
     return QueryBank(vectors, source=sampling.samples_collection)
 

@@ -90,6 +90,8 @@ class Status(ShownAsTable):
     """The names of the field's bias profiles."""
     corrected_fields: tuple[str, ...] = ()
     """The names of all corrected vector fields."""
+    sampled_fields: tuple[str, ...] = ()
+    """The names of the vector fields whose live queries are sampled."""
     leftovers: tuple[str, ...] = ()
     """Collections that an interrupted job has left: its command, repeated, drops them. None while a
     job runs, which has made some that nothing names yet.
@@ -120,6 +122,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         "rows": info.rows,
         "aliases": info.aliases,
         "corrected_fields": tuple(info.states),
+        "sampled_fields": tuple(sampling.field for sampling in info.samplings.fields),
         "leftovers": _leftovers(store, info),
         "verdicts": _verdicts(info, field),
     }
