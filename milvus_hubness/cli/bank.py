@@ -130,7 +130,7 @@ def show_samplings(collection: str, statuses: list[SamplingStatus]) -> None:
             )
         if status.variety is not None:
             facts |= _variety_facts(status.variety)
-        console.show_facts(collection, facts)
+        console.show_facts(f"Sampled queries of {collection}", facts)
 
 
 def _variety_facts(variety: Variety) -> dict[str, object]:

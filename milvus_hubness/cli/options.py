@@ -147,15 +147,18 @@ def certificates(
     given = {"ca": ca or None, "cert": cert or None, "key": key or None}
     variables = {"ca": CA_VARIABLE, "cert": CERT_VARIABLE, "key": KEY_VARIABLE}
     for name, variable in variables.items():
-        path = os.environ.get(variable)
-        if given[name] or not path:
-            continue
-        if not Path(path).exists():
-            raise InvalidParameter(
-                f"${variable} names {path!r}, which is not there: correct it, or unset it"
-            )
-        given[name] = path
+        given[name] = given[name] or _file_in(variable)
     return Certificates(**given)
+
+
+def _file_in(variable: str) -> str | None:
+    """Return the path in a variable of the environment; None if it is not set. Raises InvalidParameter."""
+    path = os.environ.get(variable)
+    if path and not Path(path).exists():
+        raise InvalidParameter(
+            f"${variable} names {path!r}, which is not there: correct it, or unset it"
+        )
+    return path or None
 
 
 def open_store(uri: str, token: str, certificates: Certificates) -> Store:
@@ -181,7 +184,7 @@ def token_of(variable: str = TOKEN_VARIABLE) -> str:
     UnreadableFile.
     """
     token = os.environ.get(variable, "")
-    path = os.environ.get(variable + FILE_SUFFIX)
+    path = _file_in(variable + FILE_SUFFIX)
     if token and path:
         raise InvalidParameter(
             f"${variable} and ${variable}{FILE_SUFFIX} are both set: unset one of them"

@@ -55,4 +55,4 @@ def test_a_token_has_one_source(files, run, variable):
     (files / "token").write_text("root:Milvus")
     rehearse = "migrate run products --bank bank.npy --rehearse"
     done = run(*rehearse.split(), **{variable: "root:Milvus", f"{variable}_FILE": "token"})
-    assert_fails(done, 1, f"${variable} and ${variable}_FILE are both set: unset one of them")
+    assert_fails(done, 2, f"${variable} and ${variable}_FILE are both set: unset one of them")

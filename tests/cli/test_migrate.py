@@ -146,7 +146,7 @@ def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
         [row] = live.query(name, output_fields=["count(*)"])
         assert row["count(*)"] == 60
 
-    without = run(*rehearse, "--json")
+    without = run(*rehearse, "--json", MILVUS_HUBNESS_APPLICATION_TOKEN_FILE="")
     assert without.lines()[-1]["facts"]["application"] is None
     again = run(*rehearse, "--json", MILVUS_HUBNESS_APPLICATION_TOKEN="shop:secret-of-the-shop")
     facts = again.lines()[-1]["facts"]

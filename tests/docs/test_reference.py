@@ -149,7 +149,6 @@ def test_every_environment_variable_is_listed():
         options.APPLICATION_TOKEN_VARIABLE,
         options.APPLICATION_TOKEN_VARIABLE + options.FILE_SUFFIX,
         *options.URI_VARIABLES,
-        "RAY_ADDRESS",
         SCREEN_VARIABLE,
         WAIT_POLICY_VARIABLE,
     }
