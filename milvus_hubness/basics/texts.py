@@ -180,7 +180,17 @@ def points(interval: tuple[float, float, float]) -> str:
 
 def in_points(value: float) -> str:
     """Return a difference of shares as text, in percentage points, with its sign."""
-    return f"{100 * value:+.1f}".replace("-", "−")
+    return f"{_rounded(100 * value, 1):+.1f}".replace("-", "−")
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """Return a share as text, in percent."""
+    return f"{_rounded(share, decimals + 2):.{decimals}%}"
+
+
+def _rounded(value: float, decimals: int) -> float:
+    """Return a rounded value; what is rounded to zero has no sign."""
+    return round(value, decimals) + 0.0
 
 
 def number(value: float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import in_points, points
+from milvus_hubness.basics.texts import in_points, percent, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
@@ -261,7 +261,7 @@ def judge_unlabelled(figures: Figures) -> Judgement:
         if finding.name in ("agreement", "two views", "hubs", "log")
     )
     gain = f"{expected_gain(figures.excess):+.1f} points of R@1"
-    hubs = f"hubs take {figures.excess:.0%} of the answers beyond chance"
+    hubs = f"hubs take {percent(figures.excess)} of the answers beyond chance"
     if figures.narrow:
         reason = f"{reason}: {_narrow_words(figures)}, so half the strength"
         sentence = f"expect less than {gain}: {hubs}, but {_narrow_words(figures)}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.texts import percent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import known_to_halves
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
@@ -523,7 +524,7 @@ def _on_hubs(figures: Figures) -> Finding:
 def _on_gain(figures: Figures) -> Finding:
     gain = expected_gain(figures.excess)
     text = (
-        f"hubs take {figures.excess:.0%} of the answers beyond chance, at which banks of "
+        f"hubs take {percent(figures.excess)} of the answers beyond chance, at which banks of "
         f"their own gained {gain:+.1f} points of R@1 in the mean"
     )
     remedy = f"below {LITTLE_EXCESS:.0%}, expect little" if figures.excess < LITTLE_EXCESS else ""

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from jinja2.filters import do_truncate
 from markupsafe import Markup
 
-from milvus_hubness.basics.texts import number, points, span, visible
+from milvus_hubness.basics.texts import number, percent, points, span, visible
 
 WIDTH = 440
 """Width of a chart, in SVG units as all lengths here. Pages scale charts to their columns."""
@@ -224,7 +224,7 @@ def expected_gain(
     plot.draw("polyline", "line", [(at, mean) for at, mean, _, _ in curve])
     drawing.line("grid", plot.x(little), plot.x(little), plot.top, plot.bottom)
 
-    label = f"here: {excess:.0%}"
+    label = f"here: {percent(excess)}"
     tooltip = f"{label}; banks of their own gained {gain:+.1f} points at this"
     plot.mark_now(excess, label, "start", 110)
     drawing.dot("after", plot.x(excess), plot.y(gain), 5, tooltip)
