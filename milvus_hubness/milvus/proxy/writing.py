@@ -25,7 +25,6 @@ from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
-    DualWriteFailed,
     InvalidInput,
     UnsupportedOperation,
 )
@@ -34,6 +33,7 @@ from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.client.writes import repeated_write
 from milvus_hubness.milvus.proxy.columns import (
     column_named,
     json_in,
@@ -119,15 +119,7 @@ class _RequestedWrite:
 
     def _write_again(self, cached: CachedState) -> Operation[Any]:
         """Write once more, because a copy may lack the write that has taken the name meanwhile."""
-        if self._has_field_ops:
-            raise DualWriteFailed(
-                f"the write to {self._request.collection_name!r} was so slow that a copy has taken "
-                "its name meanwhile, which may lack it: read the rows again, and write the update "
-                "again where it is missing"
-            )
-
-        # An insert must not create a second row with the key.
-        return self._write_rows(self._as_rows.as_upsert(cached.key_field))
+        return self._write_rows(repeated_write(self._as_rows, cached))
 
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""
@@ -166,42 +158,24 @@ class _RequestedWrite:
 
 def delete(operations: Operations, request: Any) -> Operation[Any]:
     """Answer a DeleteRequest. Raises DualWriteFailed, UnsupportedOperation."""
-    cached = yield from operations.states.cached_state(request.collection_name)
-    if cached.dual_write is None:
-        return (yield from _delete_as_sent(operations, request))
-
-    answer = yield from _delete_as_client(operations, request)
-    result = milvus_pb2.MutationResult(
-        timestamp=(yield TimeOfWrite(cached.real_name or request.collection_name))
-    )
-    if isinstance(answer, dict):
-        result.delete_cnt = answer["delete_count"]
-    else:
-        # Milvus Lite returns the keys, and so does pymilvus.
-        result.delete_cnt = len(answer)
-        put_keys(result.IDs, answer)
-    return result
-
-
-def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
-    """Pass the request on; delete as a client does if a job has begun meanwhile."""
+    collection = request.collection_name
+    delete_as_client = partial(_delete_as_client, operations, request)
+    cached = yield from operations.states.cached_state(collection)
+    if cached.dual_write is not None:
+        return (yield from delete_as_client(cached))
 
     def send(cached: CachedState) -> Operation[Any]:
         return (yield Send(addressed(request, cached)))
 
-    def delete_again(_: CachedState) -> Operation[Any]:
-        return _delete_as_client(operations, request)
-
-    result, cached = yield from operations.states.written(
-        request.collection_name, None, send, delete_again
-    )
+    result, cached = yield from operations.states.written(collection, None, send, delete_as_client)
+    # A job may have begun meanwhile.
     if cached.dual_write is not None:
-        yield from _delete_as_client(operations, request)
+        yield from delete_as_client(cached)
     return result
 
 
-def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
-    """Delete as HubnessClient does: in the copy too."""
+def _delete_as_client(operations: Operations, request: Any, cached: CachedState) -> Operation[Any]:
+    """Delete as HubnessClient does, in the copy too, and return its answer as a message."""
     options: dict[str, Any] = {"consistency_level": request.consistency_level}
     if values := request.expr_template_values:
         options["filter_params"] = {name: _filter_value(value) for name, value in values.items()}
@@ -213,7 +187,18 @@ def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
         request.partition_name or None,
         options,
     )
-    return operations.dual_writes.delete(deletion)
+    answer = yield from operations.dual_writes.delete(deletion)
+
+    result = milvus_pb2.MutationResult(
+        timestamp=(yield TimeOfWrite(cached.real_name or request.collection_name))
+    )
+    if isinstance(answer, dict):
+        result.delete_cnt = answer["delete_count"]
+    else:
+        # Milvus Lite returns the keys, and so does pymilvus.
+        result.delete_cnt = len(answer)
+        put_keys(result.IDs, answer)
+    return result
 
 
 _VALUE_LISTS = ("bool_data", "long_data", "double_data", "string_data")
