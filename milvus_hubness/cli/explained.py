@@ -14,7 +14,7 @@ from milvus_hubness.errors import InvalidInput
 if TYPE_CHECKING:
     from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.jobs.store.protocols import Store
-    from milvus_hubness.reports.collections import BiasedGallery
+    from milvus_hubness.reports.biased import BiasedGallery
     from milvus_hubness.reports.explain import QueryExplanation, RowExplanation
 
 TOP = 10
@@ -110,7 +110,7 @@ def read_rows(
     field: str | None,
 ) -> BiasedGallery:
     from milvus_hubness.jobs.common.recipe import Recipe
-    from milvus_hubness.reports.collections import read_biased
+    from milvus_hubness.reports.biased import read_biased
 
     with console.progress_bars() as progress:
         return read_biased(

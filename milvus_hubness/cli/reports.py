@@ -61,7 +61,7 @@ def tune(
     """
     from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.jobs.common.recipe import Recipe
-    from milvus_hubness.reports.collections import tune_collection
+    from milvus_hubness.reports.tuned import CollectionTuning
 
     if queries and judging.pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
@@ -71,7 +71,7 @@ def tune(
     query_vectors = options.read_vectors(store, queries)
     judgements = judging.read(other=prior_from)
     with console.progress_bars() as progress:
-        tuned = tune_collection(
+        reading = CollectionTuning.read(
             store,
             collection,
             Recipe(
@@ -84,9 +84,9 @@ def tune(
             field=field,
             judgements=judgements,
             measure=judging.measure,
-            replaces=replaces,
             progress=progress,
         )
+        tuned = reading.run(replaces=replaces, progress=progress)
     tuning = tuned.tuning.to_dict()
 
     # The clicks are in no verdict, unlike a field; and a refresh has a prior, which it would keep.
@@ -113,7 +113,7 @@ def tune(
             console.say(NO_WEIGHT)
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
-    store_verdict(store, tuned.title, tuned.unstored, replaces=replaces)
+    store_verdict(store, reading.info.name, tuned.unstored, replaces=replaces)
 
 
 NO_WEIGHT = (
