@@ -90,7 +90,7 @@ class Explaining:
         shown = top or TOP
         if self.query is None and self.query_number is None:
             row = explain.explain_row(biased, str(self.row), texts)
-            result = {"hubs": {"collection": biased.info.name, "row": as_plain(row)}}
+            result = {"hubs": {"collection": biased.title, "row": as_plain(row)}}
             console.show_result(as_json, result, lambda: _show_row(row, shown))
             return
 
@@ -98,7 +98,7 @@ class Explaining:
         answers = explain.explain_query(
             biased, queries, number, top=shown, key=self.row, texts=texts
         )
-        result = {"hubs": {"collection": biased.info.name, "query": as_plain(answers)}}
+        result = {"hubs": {"collection": biased.title, "query": as_plain(answers)}}
         console.show_result(as_json, result, lambda: _show_answers(answers, number, self.row))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,28 +24,47 @@ from milvus_hubness.cli.options import AsJson, Connection, Field, PairsQueries, 
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from milvus_hubness.basics.progress import Progress
     from milvus_hubness.extras.quari.checkpoint import Checkpoint
+    from milvus_hubness.extras.quari.reranker import Labelled
 
 PairsFile = Annotated[
     str,
     "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its "
     "right answer, or, with --collection, what tune takes as --pairs.",
 ]
-Collection = Annotated[
-    str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"
-]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 RANKS = ("MdR", "MnR")
 """Measures that are ranks; the others are shares, and shown in percent."""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The options that say among which items the answers of pairs are."""
+
+    collection: Annotated[
+        str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"
+    ] = None
+    pairs_queries: PairsQueries = None
+    field: Field = None
+
+    def read(self, pairs: str, connection: Connection, progress: Progress) -> Labelled:
+        """Return labelled pairs, and the search whose candidates are re-ranked.
+
+        Raises as `read_labelled`.
+        """
+        from milvus_hubness.extras.quari.reranker import read_labelled
+
+        return read_labelled(
+            pairs, self.collection, connection.open, self.field, progress, self.pairs_queries
+        )
 
 
 def train(
     pairs: PairsFile,
     out: Annotated[Path, "Network file to write; its learning curves are OUT as .html."],
     connection: Connection,
-    collection: Collection = None,
-    pairs_queries: PairsQueries = None,
-    field: Field = None,
+    gallery: Gallery,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
     form: Annotated[
@@ -67,7 +86,6 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.extras.quari.curves import learning_curves
-    from milvus_hubness.extras.quari.reranker import read_labelled
     from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.extras.quari.train import train
 
@@ -95,7 +113,7 @@ def train(
     # It raises for values that do not fit, before any file or collection is read.
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
-    read = [("--pairs", pairs), ("--pairs-queries", pairs_queries)]
+    read = [("--pairs", pairs), ("--pairs-queries", gallery.pairs_queries)]
     for option, path in read:
         if path is not None:
             expect_different(
@@ -104,8 +122,7 @@ def train(
     check_writable(curves)
 
     with progress_bars() as progress:
-        rows = read_labelled(pairs, collection, connection.open, field, progress, pairs_queries)
-        labelled = rows.pairs
+        labelled = gallery.read(pairs, connection, progress).pairs
         network = train(
             labelled,
             QuariConfig(labelled.dim, **sizes),
@@ -213,9 +230,7 @@ def evaluate(
     network: Annotated[Path, typer.Argument(help="Network, as written by quari train.")],
     pairs: PairsFile,
     connection: Connection,
-    collection: Collection = None,
-    pairs_queries: PairsQueries = None,
-    field: Field = None,
+    gallery: Gallery,
     candidates: Annotated[int, "Items of the search that are re-ranked."] = 1000,
     correction: Annotated[
         float, "Share of the bias that is subtracted from re-ranked scores."
@@ -230,14 +245,13 @@ def evaluate(
 
     Example: milvus-hubness quari eval network.safetensors --pairs new_pairs.npz --collection products
     """
-    from milvus_hubness.extras.quari.reranker import QuariReranker, read_labelled
+    from milvus_hubness.extras.quari.reranker import QuariReranker
 
     reranker = QuariReranker.load(
         network, encoder=encoder, candidates=candidates, correction=correction
     )
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, connection.open, field, progress, pairs_queries)
-        result = labelled.evaluate(reranker)
+        result = gallery.read(pairs, connection, progress).evaluate(reranker)
 
     show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))
 
