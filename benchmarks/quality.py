@@ -99,14 +99,14 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         biases.append(bias_of(task, estimator, BANK_OF_BLEND if method in SHORT_BANK else None))
         seconds[method] = time.monotonic() - started
     positives = RightItems.of(task.positives)
-    outcome = assess(task.query, task.gallery, biases, RightItems.of(positives))
+    outcome = assess(task.query, task.gallery, biases, positives)
     hits = dict(zip(methods, outcome.values, strict=True))
     found = dict(zip(methods, outcome.retrieved, strict=True))
     for method, baseline in BASELINES.items():
         started = time.monotonic()
         changed, bias = baseline(task)
         seconds[method] = time.monotonic() - started
-        outcome = assess(changed.query, changed.gallery, [bias], RightItems.of(positives))
+        outcome = assess(changed.query, changed.gallery, [bias], positives)
         hits[method], found[method] = outcome.values[0], outcome.retrieved[0]
     gate = DynamicGate().activated(task.bank, task.gallery)[found["raw"][:, 0]]
     hits[GATED] = np.where(gate, hits[GATED], hits["raw"])

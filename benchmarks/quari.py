@@ -105,7 +105,6 @@ def trained(world: World, anew: bool) -> Checkpoint:
         json.dumps([*decisive, torch.__version__], sort_keys=True).encode()
     ).hexdigest()
     path = CACHE / f"quari_{digest[:16]}.safetensors"
-    started = time.monotonic()
     return train(
         world.learned,
         config,
@@ -114,9 +113,6 @@ def trained(world: World, anew: bool) -> Checkpoint:
         path=path,
         resume=path.exists() and not anew,
         device="cpu",
-        on_epoch=lambda now: print(
-            world.name, now, f"{time.monotonic() - started:.0f} s", flush=True
-        ),
     )
 
 

@@ -30,7 +30,7 @@ from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.quality.recall import ROWS, measure_recall
+from milvus_hubness.quality.recall import ROWS, MeasuredIndex, RecallSample, measure_recall
 from tests.support.real_data import load_task
 from tests.support.servers import MilvusServer, lite_uri
 
@@ -96,13 +96,9 @@ def measured() -> Iterator[dict[str, Any]]:
                 started = time.monotonic()
                 gate = measure_recall(
                     layout,
-                    gallery.items,
-                    biases,
-                    gallery.queries,
-                    index_type,
-                    params,
+                    RecallSample(gallery.items, biases, gallery.queries),
+                    MeasuredIndex(index_type, params, value=value),
                     at_most=ROWS,
-                    value=value,
                 )
                 yield {
                     "gallery": name,
@@ -123,13 +119,9 @@ def sampled() -> Iterator[dict[str, Any]]:
         for rows in SAMPLES:
             gate = measure_recall(
                 layout,
-                gallery.items,
-                biases,
-                gallery.queries,
-                index_type,
-                params,
+                RecallSample(gallery.items, biases, gallery.queries),
+                MeasuredIndex(index_type, params, value=value),
                 at_most=rows,
-                value=value,
             )
             yield {"gallery": SAMPLED, "metric": "COSINE", "estimator": "NNN 16", **gate.to_dict()}
 
@@ -227,13 +219,9 @@ def on_servers() -> dict[str, Any]:
     for index_type, params, value in INDEXES:
         gate = measure_recall(
             layout,
-            gallery.items,
-            biases,
-            query_vectors,
-            index_type,
-            params,
+            RecallSample(gallery.items, biases, query_vectors),
+            MeasuredIndex(index_type, params, value=value),
             at_most=ROWS,
-            value=value,
         )
         cells["gate"] += [
             {

@@ -67,7 +67,7 @@ REPORTS = {
     "full": {},
     "uncorrected": {"strength": 0.0},
     "of few things": {
-        "bank": None, "positives": None, "verdict": None, "fields": None, "keys": None, "query_texts": None,
+        "positives": None, "verdict": None, "fields": None, "keys": None, "query_texts": None,
         "slice_by": None, "group_by": None,
     },
 }  # fmt: skip

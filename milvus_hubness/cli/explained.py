@@ -14,7 +14,7 @@ from milvus_hubness.errors import InvalidInput
 if TYPE_CHECKING:
     from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.jobs.store.protocols import Store
-    from milvus_hubness.reports.collections import BiasedGallery
+    from milvus_hubness.reports.biased import BiasedGallery
     from milvus_hubness.reports.explain import QueryExplanation, RowExplanation
 
 TOP = 10
@@ -90,7 +90,7 @@ class Explaining:
         shown = top or TOP
         if self.query is None and self.query_number is None:
             row = explain.explain_row(biased, str(self.row), texts)
-            result = {"hubs": {"collection": biased.info.name, "row": as_plain(row)}}
+            result = {"hubs": {"collection": biased.title, "row": as_plain(row)}}
             console.show_result(as_json, result, lambda: _show_row(row, shown))
             return
 
@@ -98,7 +98,7 @@ class Explaining:
         answers = explain.explain_query(
             biased, queries, number, top=shown, key=self.row, texts=texts
         )
-        result = {"hubs": {"collection": biased.info.name, "query": as_plain(answers)}}
+        result = {"hubs": {"collection": biased.title, "query": as_plain(answers)}}
         console.show_result(as_json, result, lambda: _show_answers(answers, number, self.row))
 
 
@@ -110,7 +110,7 @@ def read_rows(
     field: str | None,
 ) -> BiasedGallery:
     from milvus_hubness.jobs.common.recipe import Recipe
-    from milvus_hubness.reports.collections import read_biased
+    from milvus_hubness.reports.biased import read_biased
 
     with console.progress_bars() as progress:
         return read_biased(

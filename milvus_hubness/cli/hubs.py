@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,12 +12,46 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.cli.explained import TOP, Explaining, read_rows
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.estimators import Estimator
+    from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.jobs.store.protocols import Store
+    from milvus_hubness.reports.biased import BiasedGallery
     from milvus_hubness.reports.explain import Hubs
     from milvus_hubness.reports.suspicious import HubScan
 
 LISTED = 50
 """Rows of a list, unless a number is given."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The options of a list of hubs."""
+
+    queries: Annotated[
+        str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
+    ] = None
+    top: Annotated[
+        int | None,
+        f"Number of rows or queries to list. [default: {LISTED}; of an explanation {TOP}]",
+        {"min": 1},
+    ] = None
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The options about rows that look like planted hubs."""
+
+    suspicious: Annotated[
+        bool, "List rows that look like planted hubs, with the evidence for each."
+    ] = False
+    alert_budget: Annotated[
+        float, "With --suspicious: exit with 1 if a larger share of the rows is suspicious."
+    ] = ALERT_BUDGET
+    on_hub: Annotated[
+        OnHub | None, "Choose what clients do with new rows that look like planted hubs."
+    ] = None
 
 
 def hubs(
@@ -25,27 +60,9 @@ def hubs(
     estimating: options.EstimatorOptions,
     explaining: Explaining,
     connection: options.Connection,
-    queries: Annotated[
-        str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
-    ] = None,
+    listing: Listing,
+    planted: Planted,
     field: options.Field = None,
-    top: Annotated[
-        int | None,
-        f"Number of rows or queries to list. [default: {LISTED}; of an explanation {TOP}]",
-        {"min": 1},
-    ] = None,
-    suspicious: Annotated[
-        bool, "List rows that look like planted hubs, with the evidence for each."
-    ] = False,
-    alert_budget: Annotated[
-        float, "With --suspicious: exit with 1 if a larger share of the rows is suspicious."
-    ] = ALERT_BUDGET,
-    on_hub: Annotated[
-        OnHub | None, "Choose what clients do with new rows that look like planted hubs."
-    ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
-    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the hubs of a collection, or rows that look planted; explain one row or query; guard new rows.
@@ -58,19 +75,19 @@ def hubs(
     """
     outputs = {
         explaining.option: explaining.is_named,
-        "--suspicious": suspicious,
-        "--on-hub": on_hub is not None,
-        "--csv": as_csv,
+        "--suspicious": planted.suspicious,
+        "--on-hub": planted.on_hub is not None,
+        "--csv": listing.as_csv,
     }
     chosen = [name for name, is_given in outputs.items() if is_given]
-    if as_csv and as_json:
+    if listing.as_csv and as_json:
         chosen.append("--json")
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
 
-    if explaining.is_named and queries:
+    if explaining.is_named and listing.queries:
         raise typer.BadParameter("--queries counts answers: to explain one query, pass --query")
-    if alert_budget != ALERT_BUDGET and not suspicious:
+    if planted.alert_budget != ALERT_BUDGET and not planted.suspicious:
         raise typer.BadParameter("--alert-budget needs --suspicious, which counts suspicious rows")
     estimator = estimating.estimator()
     if estimator is not None and estimator.needs_target_bank:
@@ -79,57 +96,47 @@ def hubs(
             "--method"
         )
     given = {
-        "--queries": queries,
+        "--queries": listing.queries,
         "--method": estimating.method,
         "--param": estimating.param,
         "--bank": bank.bank,
         "--bank-column": bank.bank_column,
-        "--top": top,
+        "--top": listing.top,
     }
     # A scan asks the bank whatever the method, and the guard has that of the collection.
-    of_list = ("--queries", "--method", "--param") if suspicious else tuple(given)
-    if suspicious or on_hub is not None:
+    of_list = ("--queries", "--method", "--param") if planted.suspicious else tuple(given)
+    if planted.suspicious or planted.on_hub is not None:
         for option in of_list:
             if given[option]:
                 raise typer.BadParameter(f"{chosen[0]} takes no {option}: leave it out")
 
+    store = connection.open()
     if explaining.is_named:
-        store = connection.open()
-        explaining.show(store, collection, bank, estimator, field, top, as_json=as_json)
-    elif suspicious:
-        _scan(collection, bank, connection, field, top or LISTED, alert_budget, as_json=as_json)
-    elif on_hub is not None:
-        _guard(collection, connection, field, on_hub, as_json=as_json)
+        explaining.show(store, collection, bank, estimator, field, listing.top, as_json=as_json)
+    elif planted.suspicious:
+        budget = planted.alert_budget
+        named = bank.read(store, collection, field)
+        _scan(store, collection, named, field, listing.top or LISTED, budget, as_json=as_json)
+    elif planted.on_hub is not None:
+        _guard(store, collection, field, planted.on_hub, as_json=as_json)
     else:
-        _list(
-            collection, bank, estimator, connection, queries, field, top or LISTED, as_csv, as_json
-        )
+        counted = options.read_vectors(store, listing.queries)
+        biased = read_rows(store, collection, bank, estimator, field)
+        _list(biased, counted, listing, as_json=as_json)
 
 
 def _list(
-    collection: str,
-    bank: options.BankOptions,
-    estimator: Estimator | None,
-    connection: options.Connection,
-    queries: str | None,
-    field: str | None,
-    top: int,
-    as_csv: bool,
-    as_json: bool,
+    biased: BiasedGallery, counted: QueryBank | None, listing: Listing, *, as_json: bool
 ) -> None:
     from milvus_hubness.quality.measures import as_plain
     from milvus_hubness.reports import explain
 
-    store = connection.open()
-    counted = options.read_vectors(store, queries)
-    biased = read_rows(store, collection, bank, estimator, field)
-    listed = explain.list_hubs(biased, counted, top=top)
-
-    if as_csv:
+    listed = explain.list_hubs(biased, counted, top=listing.top or LISTED)
+    if listing.as_csv:
         console.show_csv(explain.Occurrence._fields, listed.rows)
     else:
-        result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
-        console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))
+        result = {"hubs": {"collection": biased.title, **as_plain(listed)}}
+        console.show_result(as_json, result, lambda: _show_hubs(biased.title, listed))
 
 
 def _show_hubs(collection: str, listed: Hubs) -> None:
@@ -152,9 +159,9 @@ def _show_hubs(collection: str, listed: Hubs) -> None:
 
 
 def _scan(
+    store: Store,
     collection: str,
-    bank: options.BankOptions,
-    connection: options.Connection,
+    bank: QueryBank | None,
     field: str | None,
     top: int,
     alert_budget: float,
@@ -163,12 +170,11 @@ def _scan(
 ) -> None:
     from milvus_hubness.reports.suspicious import scan_hubs
 
-    store = connection.open()
     with console.progress_bars() as progress:
         result = scan_hubs(
             store,
             collection,
-            bank.read(store, collection, field),
+            bank,
             alert_budget=alert_budget,
             field=field,
             top=top,
@@ -213,16 +219,10 @@ def _show_scan(result: HubScan, top: int) -> None:
 
 
 def _guard(
-    collection: str,
-    connection: options.Connection,
-    field: str | None,
-    on_hub: OnHub,
-    *,
-    as_json: bool,
+    store: Store, collection: str, field: str | None, on_hub: OnHub, *, as_json: bool
 ) -> None:
     from milvus_hubness.jobs.refresh.guard import guard_hubs
 
-    store = connection.open()
     with console.progress_bars() as progress:
         done = guard_hubs(store, collection, on_hub, field=field, progress=progress)
     limit = None

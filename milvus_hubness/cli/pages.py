@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
-    from milvus_hubness.reports.collections import Detail
-    from milvus_hubness.reports.report import Diagnosis
+    from milvus_hubness.reports.report import Detail, Diagnosis
     from milvus_hubness.reports.runs import RunFiles
 
 
@@ -134,7 +133,7 @@ class PageOptions:
 
         texts: of the queries, unless these are of judgements.
         """
-        from milvus_hubness.reports.collections import Detail
+        from milvus_hubness.reports.report import Detail
 
         if not self.is_given:
             return None

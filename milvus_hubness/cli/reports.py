@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +24,57 @@ from milvus_hubness.cli.verdicts import (
 )
 
 if TYPE_CHECKING:
+    from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.jobs.refresh.sampling import SamplingStatus
     from milvus_hubness.jobs.refresh.status import Status
+    from milvus_hubness.jobs.store.protocols import Store
+
+
+@dataclass(frozen=True)
+class Trying:
+    """The options that say what is tried with the bank, and on which queries."""
+
+    target_bank: options.TargetBank = None
+    queries: options.Queries = None
+    prior: Annotated[
+        str | None,
+        "Field of the rows that says how often each is wanted; its weight is chosen on --pairs.",
+    ] = None
+    prior_from: Annotated[
+        str | None, "In place of --prior: a log of clicks in the form of --pairs."
+    ] = None
+    kind: options.Kind = None
+
+    def __post_init__(self) -> None:
+        # It raises for a prior with two sources.
+        _ = self.preferring
+
+    @property
+    def preferring(self) -> options.PriorOptions:
+        return options.PriorOptions(self.prior, self.prior_from)
+
+    def recipe(self, store: Store, bank: QueryBank | None, judging: options.PairsOptions) -> Recipe:
+        """Return the recipe of these options with a bank. Raises as `Recipe`, and what reads files."""
+        from milvus_hubness.jobs.common.recipe import Recipe
+
+        return Recipe(
+            bank,
+            target_bank=options.read_vectors(store, self.target_bank),
+            queries=options.read_vectors(store, self.queries),
+            prior=self.preferring.read_prior(judging.key_column, judging.pairs),
+            kind=self.kind,
+        )
+
+    def words(self, judging: options.PairsOptions) -> list[str]:
+        """Return the words of a command that name the prior."""
+        from milvus_hubness.jobs.common.inputs import key_column_of
+
+        if self.prior_from:
+            column = key_column_of(self.prior_from, judging.key_column, judging.pairs)
+            words = ["--prior-from", self.prior_from]
+            return [*words, "--key-column", column] if column else words
+        return ["--prior", self.prior] if self.prior else []
 
 
 def tune(
@@ -32,16 +82,7 @@ def tune(
     bank: options.BankOptions,
     judging: options.PairsOptions,
     connection: options.Connection,
-    target_bank: options.TargetBank = None,
-    queries: options.Queries = None,
-    prior: Annotated[
-        str | None,
-        "Field of the rows that says how often each is wanted; its weight is chosen on --pairs.",
-    ] = None,
-    prior_from: Annotated[
-        str | None, "In place of --prior: a log of clicks in the form of --pairs."
-    ] = None,
-    kind: options.Kind = None,
+    trying: Trying,
     field: options.Field = None,
     replaces: Annotated[
         bool,
@@ -61,61 +102,46 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
-    from milvus_hubness.jobs.common.inputs import key_column_of
-    from milvus_hubness.jobs.common.recipe import Recipe
-    from milvus_hubness.reports.collections import tune_collection
+    from milvus_hubness.reports.tuned import CollectionTuning
 
-    if queries and judging.pairs:
+    if trying.queries and judging.pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
-
-    preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
-    query_vectors = options.read_vectors(store, queries)
-    judgements = judging.read(other=prior_from)
+    judgements = judging.read(other=trying.prior_from)
     with console.progress_bars() as progress:
-        tuned = tune_collection(
+        reading = CollectionTuning.read(
             store,
             collection,
-            Recipe(
-                bank.read(store, collection, field),
-                target_bank=options.read_vectors(store, target_bank),
-                queries=query_vectors,
-                prior=preferring.read_prior(judging.key_column, judging.pairs),
-                kind=kind,
-            ),
+            trying.recipe(store, bank.read(store, collection, field), judging),
             field=field,
             judgements=judgements,
             measure=judging.measure,
-            replaces=replaces,
             progress=progress,
         )
+        tuned = reading.run(replaces=replaces, progress=progress)
     tuning = tuned.tuning.to_dict()
 
     # The clicks are in no verdict, unlike a field; and a refresh has a prior, which it would keep.
-    words = ["--prior", prior] if prior else []
-    if prior_from:
-        words = ["--prior-from", prior_from]
-        column = key_column_of(prior_from, judging.key_column, judging.pairs)
-        words += ["--key-column", column] if column else []
+    prior_words = trying.words(judging)
     to_type = next_command(
         tuning,
         collection,
         bank,
         connection,
         field,
-        target_bank=target_bank,
-        prior=words,
+        target_bank=trying.target_bank,
+        prior=prior_words,
     )
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)
         show_trials(tuning, show_all=show_all)
         show_reasons(tuning, show_all=show_all)
-        if (prior or prior_from) and judgements is None:
+        if prior_words and judgements is None:
             console.say(NO_WEIGHT)
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
-    store_verdict(store, tuned.title, tuned.unstored, replaces=replaces)
+    store_verdict(store, reading.info.name, tuned.unstored, replaces=replaces)
 
 
 NO_WEIGHT = (

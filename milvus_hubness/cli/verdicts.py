@@ -250,7 +250,7 @@ def store_verdict(
     store: Store, collection: str, record: TuningRecord | None, *, replaces: bool = False
 ) -> None:
     """Store a verdict that was shown, and say if that fails: the exit status is that of the result."""
-    from milvus_hubness.reports.collections import store_tuned
+    from milvus_hubness.reports.tuned import store_tuned
 
     if unstored := store_tuned(store, collection, record, replaces=replaces):
         console.say(f"milvus-hubness: {redacted(unstored)}", to_stderr=True)

@@ -79,54 +79,103 @@ class RecallGate(ShownAsTable):
         return {**asdict(self), "index_params": dict(self.index_params), **recalls}
 
 
+@dataclass(frozen=True, eq=False)
+class RecallSample:
+    """The rows and queries to measure with."""
+
+    vectors: Floats
+    """(n, d) rows as the user inserted them."""
+
+    biases: Floats
+    """(n,) b − c."""
+
+    queries: Floats
+    """(m, d)."""
+
+    locality_hints: npt.NDArray[Any] | None = None
+    """(n, c); None for zeros."""
+
+    kinds: KindNumbers | None = None
+    """(n,), the kinds of the rows; None without kinds."""
+
+    def drawn(self, layout: Layout, row_limit: int) -> RecallSample:
+        """Return at most `row_limit` valid rows, and at most QUERIES valid queries, in float32.
+
+        Raises InvalidInput for fewer than two of either.
+        """
+        rows = np.asarray(self.vectors, np.float32)
+        queries = np.asarray(self.queries, np.float32)
+        rng = np.random.default_rng(0)
+        chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), row_limit, rng)
+        chosen_queries = _drawn(np.flatnonzero(~layout.invalid(queries)), QUERIES, rng)
+        if len(chosen) < 2 or len(chosen_queries) < 2:
+            raise InvalidInput(
+                f"recall needs two valid rows and queries, got {len(chosen)} and "
+                f"{len(chosen_queries)}"
+            )
+        return RecallSample(
+            rows[chosen],
+            np.asarray(self.biases, np.float32)[chosen],
+            queries[chosen_queries],
+            None if self.locality_hints is None else np.asarray(self.locality_hints)[chosen],
+            None if self.kinds is None else self.kinds[chosen],
+        )
+
+
+class MeasuredIndex(NamedTuple):
+    """An index as the user has it."""
+
+    index_type: str
+
+    index_params: Mapping[str, Any]
+
+    value: int | None = None
+    """The user's ef or nprobe; None for Milvus's default."""
+
+    graph_hint: bool = True
+    """Whether it gains by the graph hint, see `measured_on`."""
+
+    length_pull: bool = True
+    """Whether it gains by the pull of lengths, see `measured_on`."""
+
+
 def measure_recall(
     layout: Layout,
-    vectors: npt.ArrayLike,
-    biases: npt.ArrayLike,
-    queries: npt.ArrayLike,
-    index_type: str,
-    index_params: Mapping[str, Any],
+    sample: RecallSample,
+    index: MeasuredIndex,
     *,
+    kinds: Kinds | None = None,
     rows_total: int | None = None,
     at_most: int | None = None,
-    value: int | None = None,
-    graph_hint: bool = True,
-    locality_hints: npt.ArrayLike | None = None,
-    length_pull: bool = True,
-    kinds: Kinds | None = None,
-    kind_numbers: KindNumbers | None = None,
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe that restores the raw one.
 
-    vectors: (n, d) as the user inserted them. biases: (n,) b − c. queries: (m, d), at least two.
-    At most ROWS and QUERIES valid ones are drawn. rows_total: rows of the collection, n by default.
-    at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's
-    default by default. graph_hint, length_pull: see `measured_on`.
-    locality_hints: (n, c), by default zeros. kinds, kind_numbers: those of the rows, (n,), by whose
-    means the augmented form compares.
+    sample: with at least two queries. At most ROWS and QUERIES valid ones are drawn. kinds: those by
+    whose means the augmented form compares. rows_total: rows of the collection, those of the sample by
+    default. at_most: rows to measure, `affordable_rows` by default.
 
     Compare the two recalls only with each other: the nearest items of a sample are easier to find
     than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
     """
-    spec = IndexSpec.of(index_type, index_params)
+    spec = IndexSpec.of(index.index_type, index.index_params)
     if at_most is None:
         at_most = affordable_rows(layout.width, spec)
-    row_limit = min(whole_number("at_most", at_most), ROWS)
-    all_rows = np.asarray(vectors, np.float32)
-    sample = _draw(layout, all_rows, biases, queries, locality_hints, kind_numbers, row_limit)
+    given_rows = len(sample.vectors)
+    sample = sample.drawn(layout, min(whole_number("at_most", at_most), ROWS))
+    row_count = len(sample.vectors)
 
-    total = len(all_rows) if rows_total is None else whole_number("rows_total", rows_total)
-    spec = spec.for_sample(len(sample.rows), max(len(all_rows), total))
-    k = min(K, len(sample.rows))
-    value = _search_value(spec, value, k)
+    total = given_rows if rows_total is None else whole_number("rows_total", rows_total)
+    spec = spec.for_sample(row_count, max(given_rows, total))
+    k = min(K, row_count)
+    value = _search_value(spec, index.value, k)
 
-    items = layout.reduce_items(sample.rows)
+    items = layout.reduce_items(sample.vectors)
     reduced_queries = layout.reduce_queries(sample.queries)
     scores = reduced_queries.astype(np.float64) @ items.astype(np.float64).T
     # The exact scores are inner products in any metric, but a raw L2 index has the vectors as they
     # are, and its search is what the augmented form is compared with.
     if layout.metric == "L2":
-        raw_form = _Form(sample.rows, sample.queries, "L2", scores, k, spec)
+        raw_form = _Form(sample.vectors, sample.queries, "L2", scores, k, spec)
     else:
         raw_form = _Form(items, reduced_queries, "IP", scores, k, spec)
     raw = raw_form.recalls(value)
@@ -138,20 +187,24 @@ def measure_recall(
         scores = kinds.centred_queries(reduced_queries).astype(np.float64) @ items.T
     scores -= sample.biases
     fitted = measured_on(
-        layout, sample.rows, sample.queries, graph_hint=graph_hint, length_pull=length_pull
+        layout,
+        sample.vectors,
+        sample.queries,
+        graph_hint=index.graph_hint,
+        length_pull=index.length_pull,
     )
-    augmented = fitted.augment(sample.rows, sample.biases, sample.locality_hints, sample.kinds)
+    augmented = fitted.augment(sample.vectors, sample.biases, sample.locality_hints, sample.kinds)
     weights = None if kinds is None else kinds.weights()
     sent = fitted.encode_queries(sample.queries, kinds=weights)
     augmented_form = _Form(augmented, sent, "IP", scores, k, spec)
 
     return RecallGate(
-        rows=len(sample.rows),
+        rows=row_count,
         queries=len(sample.queries),
         k=k,
-        index_type=index_type,
+        index_type=index.index_type,
         index_params=spec.params,
-        measured_as=None if spec.kind == index_type.upper() else spec.kind,
+        measured_as=None if spec.kind == index.index_type.upper() else spec.kind,
         search_parameter=spec.search_parameter,
         value=value,
         raw=confidence_interval(raw),
@@ -166,55 +219,6 @@ def affordable_rows(width: int, spec: IndexSpec) -> int:
         return ROWS
     effort = spec.params["efConstruction"] * spec.params["M"] / 16
     return min(ROWS, max(1, int(GRAPH_BUDGET / (width * effort))))
-
-
-class _Sample(NamedTuple):
-    """The rows and queries to measure with."""
-
-    rows: Floats
-    """(n, d)."""
-    biases: Floats
-    """(n,)."""
-    locality_hints: npt.NDArray[Any] | None
-    """(n, c)."""
-    queries: Floats
-    """(m, d)."""
-    kinds: KindNumbers | None
-    """(n,), the kinds of the rows."""
-
-
-def _draw(
-    layout: Layout,
-    rows: Floats,
-    biases: npt.ArrayLike,
-    queries: npt.ArrayLike,
-    locality_hints: npt.ArrayLike | None,
-    kinds: KindNumbers | None,
-    row_limit: int,
-) -> _Sample:
-    """Return at most `row_limit` valid rows, and at most QUERIES valid queries.
-
-    Raises InvalidInput for fewer than two of either.
-    """
-    query_vectors = np.asarray(queries, np.float32)
-    row_biases = np.asarray(biases, np.float32)
-    hints = None if locality_hints is None else np.asarray(locality_hints)
-
-    rng = np.random.default_rng(0)
-    chosen_rows = _drawn(np.flatnonzero(~layout.invalid(rows)), row_limit, rng)
-    chosen_queries = _drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)
-    if len(chosen_rows) < 2 or len(chosen_queries) < 2:
-        raise InvalidInput(
-            f"recall needs two valid rows and queries, got {len(chosen_rows)} and "
-            f"{len(chosen_queries)}"
-        )
-    return _Sample(
-        rows=rows[chosen_rows],
-        biases=row_biases[chosen_rows],
-        locality_hints=None if hints is None else hints[chosen_rows],
-        queries=query_vectors[chosen_queries],
-        kinds=None if kinds is None else kinds[chosen_rows],
-    )
 
 
 def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:

@@ -38,21 +38,11 @@ from milvus_hubness.quality.data_faults import Fault, data_faults
 from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.tuning import Tuning, Verdict, halves
-from milvus_hubness.reports.collections import (
-    Biased,
-    Detail,
-    Tuned,
-    computed_biases,
-    diagnose_gallery,
-    quick_part,
-    read_biased,
-    store_tuned,
-    tune_collection,
-    tune_gallery,
-)
+from milvus_hubness.reports.biased import Biased, computed_biases, read_biased
 from milvus_hubness.reports.page import render
-from milvus_hubness.reports.report import Diagnosis
+from milvus_hubness.reports.report import BankFacts, Detail, Diagnosis, diagnose
 from milvus_hubness.reports.runs import RunFiles
+from milvus_hubness.reports.tuned import CollectionTuning, Tuned, TuningInputs, store_tuned
 
 PAGE_HEIGHT = 720
 """Height of the page within a notebook, in pixels."""
@@ -221,30 +211,25 @@ def check(
 
     if collection is not None:
         store = cast(Store, source)
-        tuned = tune_collection(
+        reading = CollectionTuning.read(
             store,
             collection,
             recipe,
             field=field,
             judgements=judgements,
             measure=chosen_measure,
-            quick=quick,
-            detail=detail,
-            seed=seed,
             progress=progress,
         )
-        state = store.info(collection).state_of(field)
-        biased = None
-        if state is not None:
-            own = state.profile.bank.queries_fingerprint == tuned.bank.fingerprint or past is None
-            biased = read_biased(
-                store, collection, None if own else tuned.bank, field=field, gallery=tuned.gallery
-            )
-        result = _checked(tuned, biased, seed, progress)
+        if detail is not None:
+            detail.expect_possible(reading.inputs.gallery, reading.inputs.title)
+        if quick:
+            reading = reading.quick(seed)
+        tuned = reading.run(seed=seed, progress=progress)
+        result = _checked(tuned, _in_use(reading, past), seed, progress)
         if not stores:
             return result
         # Last, as the result is worth more than the note of it.
-        if unstored := store_tuned(store, tuned.title, tuned.unstored):
+        if unstored := store_tuned(store, result.title, tuned.unstored):
             log.warning("%s", unstored)
             return result
         return replace(result, unstored=None)
@@ -267,30 +252,29 @@ def check(
     if judgements is not None or (detail is not None and detail.runs is not None):
         expect_distinct(gallery.keys, title)
     judged = None if judgements is None else judgements.within(gallery.keys, title)
-    remark = ""
+    inputs = TuningInputs(title, gallery, past, targets, real, judged, chosen_measure)
     if quick:
-        gallery, past, remark = quick_part(gallery, past, judged, seed)
-    tuning = tune_gallery(
-        gallery,
-        past,
-        target_bank=targets,
-        queries=real,
-        judged=judged,
-        measure=chosen_measure,
-        seed=seed,
-        progress=progress,
+        inputs = inputs.quick(seed)
+    return _checked(Tuned(inputs.tune(seed=seed, progress=progress), inputs), None, seed, progress)
+
+
+def _in_use(reading: CollectionTuning, past: QueryBank | None) -> Biased | None:
+    """Return the rows with the biases of a corrected collection; None if it is not corrected.
+
+    past: the bank that the caller names.
+    """
+    inputs = reading.inputs
+    state = reading.info.state_of(reading.field)
+    if state is None:
+        return None
+    is_its_own = state.profile.bank.queries_fingerprint == inputs.bank.fingerprint or past is None
+    return read_biased(
+        reading.store,
+        reading.info.name,
+        None if is_its_own else inputs.bank,
+        field=reading.field,
+        gallery=inputs.gallery,
     )
-    tuned = Tuned(
-        replace(tuning, remarks=tuple(filter(None, (*tuning.remarks, remark)))),
-        title,
-        gallery,
-        past,
-        targets,
-        real,
-        judged,
-        None,
-    )
-    return _checked(tuned, None, seed, progress)
 
 
 def _items_of(
@@ -317,21 +301,22 @@ def _items_of(
 def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress) -> Check:
     """Return the check after its tuning. in_use: the biases of a corrected collection."""
     progress("looking for faults of the data", 0, 1)
-    gallery = tuned.gallery
-    judged = tuned.judged
-    queries = None if tuned.queries is None else tuned.queries.vectors
+    inputs = tuned.inputs
+    gallery = inputs.gallery
+    judged = inputs.judged
+    queries = None if inputs.queries is None else inputs.queries.vectors
     faults = data_faults(
         gallery.vectors,
-        tuned.bank,
+        inputs.bank,
         gallery.layout.metric,
         unusable=gallery.unusable,
-        queries=queries if judged is None else judged.labelled(gallery.keys),
+        queries=inputs.labelled or queries,
         share_with_ids=0.0 if judged is None else judged.share_with_ids(gallery.keys),
         seed=seed,
     )
 
     search_hubs = partial(_diagnosed, tuned, in_use, tuple(faults), seed, progress)
-    return Check(tuned.title, tuple(faults), tuned.tuning, search_hubs, tuned.unstored)
+    return Check(inputs.title, tuple(faults), tuned.tuning, search_hubs, tuned.unstored)
 
 
 def _diagnosed(
@@ -346,40 +331,33 @@ def _diagnosed(
 
     in_use: the biases of a corrected collection.
     """
-    judged = tuned.judged
+    inputs = tuned.inputs
+    tuning = tuned.tuning
     if detail.runs is not None:
-        detail.runs.check(judged)
+        detail.runs.check(inputs.judged)
     # Its near copies are known by now.
-    bank = tuned.tuning.log
-    searched = tuned.queries
-    queries = searched if judged is None else judged.queries
+    bank = tuning.log
+    searched = inputs.judged or inputs.queries
     notes: tuple[str, ...] = ()
-    if queries is None and in_use is None:
+    if searched is None and in_use is None:
         # Queries that a bias was fitted on would flatter it.
-        bank, rest = halves(tuned.tuning.log, np.random.default_rng(seed))
+        bank, rest = halves(tuning.log, np.random.default_rng(seed))
         # One query of each group.
         searched = QueryBank(rest, bank.source, groups=np.arange(len(rest)))
         notes = (HALVED,)
-    elif queries is None:
+    elif searched is None:
         searched = bank
         notes = (FLATTERED,)
 
     progress("computing the biases", 0, 1)
     biased = in_use or _would_be(tuned, bank)
     progress("searching for the page", 0, 1)
-    diagnosis = diagnose_gallery(
+    verdict = {"verdict": tuning.verdict, "sentence": tuning.sentence, "reason": tuning.why}
+    diagnosis = diagnose(
         biased,
-        tuned.title,
         searched,
-        judged=judged,
-        measure=Measure.of(tuned.tuning.measure),
-        verdict={
-            "verdict": tuned.tuning.verdict,
-            "sentence": tuned.tuning.sentence,
-            "reason": tuned.tuning.why,
-        },
-        figures=tuned.tuning.figures,
-        cosine=tuned.tuning.cosine,
+        measure=tuning.measure,
+        known=BankFacts(verdict, tuning.figures, tuning.cosine),
         detail=detail,
     )
     progress("searching for the page", 1, 1)
@@ -388,9 +366,10 @@ def _diagnosed(
 
 def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
     """Return the rows with the biases that jobs would write after this tuning."""
-    gallery = tuned.gallery
+    inputs = tuned.inputs
+    gallery = inputs.gallery
     tuning = tuned.tuning
-    kinds = tuned.kinds if tuning.kind else None
+    kinds = inputs.kinds if tuning.kind else None
     activated = None
     if tuning.bias is not None and tuning.choice is not None and tuning.gate is None:
         # The fit of the verdict, which the queries of the pairs have no part in.
@@ -403,7 +382,7 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
         biases, activated = computed_biases(
             gallery,
             bank,
-            tuned.target_bank,
+            inputs.target_bank,
             # After "leave it alone", the default shows what would be lost.
             estimator,
             tuning.gate,
@@ -412,4 +391,4 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
     reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))
     # Rounded as in the stored verdict, which jobs follow.
     strength = round(tuning.strength, 2) or 1.0
-    return Biased(gallery, biases, strength, reduced, activated, kinds)
+    return Biased(inputs.title, gallery, biases, strength, reduced, activated, kinds)

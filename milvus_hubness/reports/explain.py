@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.right_items import RightItems
-from milvus_hubness.reports.collections import BiasedGallery
+from milvus_hubness.reports.biased import Biased
 
 DEPTH = 10
 """Rank up to which a row answers a query: the k of N_k and of the report."""
@@ -121,7 +121,7 @@ class Hubs(NamedTuple):
 
 
 def explain_row(
-    biased: BiasedGallery, key: str | Key, texts: Sequence[str] | None = None
+    biased: Biased, key: str | Key, texts: Sequence[str] | None = None
 ) -> RowExplanation:
     """Return why the row of this key is found or not found by the queries of the bank.
 
@@ -166,7 +166,7 @@ def explain_row(
 
 
 def explain_query(
-    biased: BiasedGallery,
+    biased: Biased,
     queries: BankLike | None,
     number: int,
     *,
@@ -191,7 +191,7 @@ def explain_query(
     raw = biased.items @ biased.raw(query)[0]
     unbiased = biased.items @ biased.sent(query)[0]
     # A gate corrects a query only if its best item without biases is activated.
-    gated = biased.activated is not None and keys[int(unbiased.argmax())] not in biased.activated
+    gated = biased.activated is not None and not biased.activated[int(unbiased.argmax())]
     strength = 0.0 if gated else biased.strength
     corrected = unbiased - strength * biased.biases
 
@@ -217,7 +217,7 @@ def explain_query(
     return QueryExplanation(text, layout.metric, strength, gated, kind, shown)
 
 
-def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
+def list_hubs(biased: Biased, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
     """Return `top` hubs and `top` anti-hubs among the rows.
 
     queries: those that are counted; by default the bank's. Raises DimensionMismatch.
@@ -256,7 +256,7 @@ def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: in
     )
 
 
-def _reduced(biased: BiasedGallery, queries: BankLike | None) -> Vectors:
+def _reduced(biased: Biased, queries: BankLike | None) -> Vectors:
     """Return the queries, by default those of the bank, reduced to inner products.
 
     Raises DimensionMismatch.
@@ -269,13 +269,13 @@ def _reduced(biased: BiasedGallery, queries: BankLike | None) -> Vectors:
     return layout.reduce_queries(bank.vectors)
 
 
-def _position(biased: BiasedGallery, key: str | Key) -> int:
+def _position(biased: Biased, key: str | Key) -> int:
     """Return the position of the row of this key, or of the key whose text it is."""
     for position, row_key in enumerate(biased.gallery.keys):
         if str(row_key) == str(key):
             return position
     raise InvalidInput(
-        f"{biased.info.name!r} has no row with the key {key!r} and a valid vector: check the key"
+        f"{biased.title!r} has no row with the key {key!r} and a valid vector: check the key"
     )
 
 
@@ -285,9 +285,7 @@ def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     return 1 + np.argsort(np.argsort(-scores, kind="stable"))
 
 
-def _as_metric(
-    biased: BiasedGallery, similarities: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
+def _as_metric(biased: Biased, similarities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return similarities as searches of the collection's metric return them.
 
     Under L2 they are distances.

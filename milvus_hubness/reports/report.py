@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,23 +15,28 @@ from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.notebooks import framed
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.correction.kinds import GalleryKinds
-from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.errors import DimensionMismatch, InvalidParameter
+from milvus_hubness.correction.near_copies import directions_of, groups_at, with_groups
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.jobs.common.inputs import Gallery
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.data_faults import Fault
 from milvus_hubness.quality.demand import DemandComparison, compare
-from milvus_hubness.quality.groups import Group, Members, by_value, shares
+from milvus_hubness.quality.groups import Group, Members, by_value, expect_field, shares
 from milvus_hubness.quality.labelled import LabelledQueries
-from milvus_hubness.quality.rankings import rankings
+from milvus_hubness.quality.rankings import Ranking, rankings
 from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
+from milvus_hubness.reports.biased import Biased, Flags
 from milvus_hubness.reports.page import render
-from milvus_hubness.reports.runs import RunWriter
+from milvus_hubness.reports.runs import RunFiles, RunWriter
 
 
 class Bin(NamedTuple):
@@ -216,14 +221,13 @@ class Diagnosis:
     retrieval_after: dict[str, float] | None
     """As in `retrieval_summary`; None without positives."""
 
-    coverage: BankReach | None
-    """None without a bank."""
+    coverage: BankReach
 
     verdict: dict[str, Any] | None
     """That of tuning, with its reason; None if there is none."""
 
     bank: Figures | None
-    """What the bank shows without labels; None without a bank of at least 40 queries."""
+    """What the bank shows without labels; None for fewer than 40 queries."""
 
     demand: DemandComparison | None
     """How the biases go with the demand that the bank shows; None unless it is a log of which few
@@ -320,7 +324,7 @@ class Diagnosis:
             change = "a loss that is larger than chance explains."
         else:
             change = "a change within chance."
-        if self.measure == str(retrieval.R_AT_1):
+        if self.measure == str(R_AT_1):
             return (
                 f"A right answer comes first for {self.value_before:.1%} of the queries without "
                 f"correction and for {self.value_after:.1%} with it: {change}"
@@ -355,145 +359,168 @@ HUBS_PER_SLICE = 3
 """Hubs that a report shows of each slice."""
 
 
+class Detail(NamedTuple):
+    """What a diagnosis shows beyond the hubs."""
+
+    texts: Sequence[str] | None = None
+    """Of the queries; those of judgements are in these."""
+    slice_by: str | None = None
+    """A scalar field, whose values get a report of their own."""
+    group_by: str | None = None
+    """A scalar field, whose values get their shares of the answers."""
+    runs: RunFiles | None = None
+    """Files for evaluators, with the rankings and the judgements."""
+    image_field: str | None = None
+    """A scalar field with the images of the rows, which a page shows."""
+
+    def expect_possible(self, gallery: Gallery, title: str) -> None:
+        """Raise InvalidInput for what the rows of a gallery cannot show.
+
+        title: what to call the gallery.
+        """
+        if gallery.layout.multi_vectors:
+            raise InvalidInput(
+                f"the hubs of {title!r} cannot be shown, as its rows have several vectors each: check "
+                "without a page says whether correction helps"
+            )
+        named = {
+            "--slice-by": self.slice_by,
+            "--group-by": self.group_by,
+            "--image-field": self.image_field,
+        }
+        for option, field in named.items():
+            if field is not None:
+                expect_field(gallery.fields, field, option)
+        if self.runs is not None:
+            self.runs.check_keys(gallery.keys)
+
+
+NO_DETAIL = Detail()
+"""The hubs alone."""
+
+
+class BankFacts(NamedTuple):
+    """What is known of a bank before a diagnosis."""
+
+    verdict: Mapping[str, Any] | None = None
+    """That of tuning, with its reason; None if there is none."""
+    figures: Figures | None = None
+    """What the bank shows, as `tune` finds it out; None to look for it."""
+    cosine: float | None = None
+    """The smallest one between near copies; None to look for it."""
+
+
+NOTHING_KNOWN = BankFacts()
+
+STRENGTHS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)
+"""Strengths that a report shows, with 0 and the one in use."""
+
+
 def diagnose(
-    queries: npt.ArrayLike | LabelledQueries,
-    gallery: npt.ArrayLike,
-    bias: npt.ArrayLike,
+    biased: Biased,
+    queries: QueryBank | Judgements,
     *,
-    bank: QueryBank | npt.ArrayLike | None = None,
-    keys: Sequence[Hashable] | None = None,
-    fields: Sequence[Mapping[str, Any]] | None = None,
-    query_texts: Sequence[str] | None = None,
-    strength: float = 1.0,
-    strengths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5),
-    activated: Sequence[bool] | None = None,
-    query_groups: npt.NDArray[np.int64] | None = None,
-    query_lengths: npt.ArrayLike | None = None,
+    measure: str | Measure = R_AT_1,
+    known: BankFacts = NOTHING_KNOWN,
+    detail: Detail = NO_DETAIL,
+    strengths: Sequence[float] = STRENGTHS,
     k: int = 10,
-    verdict: Mapping[str, Any] | None = None,
-    title: str = "Gallery",
-    slice_by: str | None = None,
-    group_by: str | None = None,
-    kinds: GalleryKinds | None = None,
-    figures: Figures | None = None,
-    runs: RunWriter | None = None,
 ) -> Diagnosis:
     """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
 
-    queries: (n_queries, d), or labelled ones; hubs count each query once. gallery: (n_items, d). bias:
-    (n_items,) b(r). strength: the w of all
-    values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
-    queries with this raw best item. query_groups: (n_queries,), the group of near copies of each
-    query, by default as `near_copies` finds them. query_lengths: as `lengths` of `reciprocities`.
-    bank: (m, d), for its coverage. keys and fields, one per item, and query_texts, one per query, are read only
-    where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
-    values get their shares of the answers. kinds: those of the gallery, by whose means all searches
-    compare but the raw one, that at strength 0. figures: what the bank shows, by default as `tune`
-    finds it out. runs: gets the rankings at strength 0 and w. Raises
-    InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    queries: of the dimension of the field, or judgements about the rows, see `Judgements.within`. Hubs
+    count each query once, measures as often as users send it. measure: R@k, MRR, MAP or nDCG@k.
+    strengths: the w, which 0 and that of the biases join. With kinds, all searches compare by their
+    means but the raw one. Writes the runs of the detail. Raises InvalidInput, DimensionMismatch,
+    InvalidParameter and UnreadableFile.
     """
-    right = None
-    sendings = measures.ONCE_EACH
-    chosen = retrieval.R_AT_1
-    if isinstance(queries, LabelledQueries):
-        right = queries.right
-        sendings = queries.sendings
-        chosen = queries.measure
-        queries = queries.queries
-    query_vectors, items = measures.with_bias(queries, gallery, None)
-    own = None if right is None else right.own
-    _expect_length("keys", keys, len(items))
-    _expect_length("fields", fields, len(items))
-    _expect_length("query_texts", query_texts, len(query_vectors))
-    _expect_length("the kinds", None if kinds is None else kinds.numbers.tolist(), len(items))
-    for value in (strength, *strengths):
+    gallery = biased.gallery
+    detail.expect_possible(gallery, biased.title)
+    for value in (biased.strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
+    chosen = Measure.of(measure)
+    judged = queries if isinstance(queries, Judgements) else None
+    bank = queries.queries if isinstance(queries, Judgements) else queries
+    bank.expect_dim(gallery.layout.dim, "the field")
+    texts = detail.texts if judged is None else judged.texts
+    if texts is not None and len(texts) != len(bank):
+        raise DimensionMismatch(f"texts has {len(texts)} entries where {len(bank)} are needed")
 
-    sent = _Sent.of(query_vectors, items, bias, kinds)
-    has_kinds = kinds is not None
-    strength = float(strength)
+    sent = _Sent.of(gallery.layout.reduce_queries(bank.vectors), biased)
+    labelled = None if judged is None else judged.labelled(gallery.keys, chosen)
+    has_kinds = biased.kinds is not None
+    strength = float(biased.strength)
     # Raw and, with kinds, by their means alone, on which a gate decides; then all strengths.
     wanted = {(0.0, False), (0.0, has_kinds), (strength, has_kinds)}
     wanted |= {(float(value), has_kinds) for value in strengths}
     searches: dict[tuple[float, bool], _Search] = {}
     # In ascending order, because a gate needs the search at 0.
     for value, by_kind in sorted(wanted):
-        search_queries = sent.at(value, by_kind=by_kind)
-        search = _Search.of(search_queries, sent.stored, k, own)
-        if right is not None:
-            ranks = retrieval.ranks(search_queries, sent.stored, right)
-            search = search._replace(ranks=ranks, values=chosen.values(ranks))
-        if activated is not None and value:
-            search = search.gated(searches[0.0, has_kinds], np.asarray(activated))
+        search = _Search.of(sent.at(value, by_kind=by_kind), sent.stored, k, labelled)
+        if biased.activated is not None and value:
+            search = search.gated(searches[0.0, has_kinds], biased.activated)
         searches[value, by_kind] = search
 
+    weights: npt.ArrayLike = strength
+    if biased.activated is not None:
+        # The others have no bias subtracted.
+        weights = strength * searches[0.0, has_kinds].is_activated(biased.activated)
     before = searches[0.0, False]
     after = searches[strength, has_kinds]
-    weights: npt.ArrayLike = strength
-    if activated is not None:
-        # The others have no bias subtracted.
-        weights = strength * searches[0.0, has_kinds].is_activated(activated)
-    pair = _Comparison(before, after, keys, fields, query_texts)
-    if runs is not None:
-        depth = runs.files.depth
-        raw_queries = sent.at(0.0, by_kind=False)
-        runs.write(runs.files.raw, rankings(raw_queries, sent.stored, depth, before.ranks, own))
+    pair = _Comparison(before, after, gallery, texts, labelled)
+    if detail.runs is not None:
+        names = judged.names if judged is not None else list(map(str, range(len(bank))))
+        writer = RunWriter(detail.runs, names, gallery.keys)
+        raw = sent.at(0.0, by_kind=False)
+        writer.write(detail.runs.raw, pair.rankings(before, raw, sent.stored, detail.runs.depth))
         corrected = sent.at(weights, by_kind=has_kinds)
-        runs.write(runs.files.corrected, rankings(corrected, sent.stored, depth, after.ranks, own))
-
-    gain = None
-    if before.values is not None and after.values is not None:
-        gain = sendings.interval(after.values - before.values)
-
-    log = None if bank is None else with_groups(QueryBank.of(bank), items)
-    figures = figures or _figures(log, items, kinds)
-    demand = None
-    if log is not None and figures is not None and figures.is_uneven:
-        demand = compare(
-            log if kinds is None else replace(log, vectors=kinds.centred_queries(log.vectors)),
-            items if kinds is None else kinds.centred_items(items),
-            np.float32(strength) * sent.biases,
+        writer.write(
+            detail.runs.corrected,
+            pair.rankings(after, corrected, sent.stored, detail.runs.depth),
         )
+        if judged is not None:
+            detail.runs.write_qrels(judged)
+
+    items = biased.reduced
+    log = with_groups(biased.bank, items)
+    figures = known.figures or _figures(log, items, biased.kinds)
     return Diagnosis(
-        title=title,
-        n_queries=len(query_vectors),
+        title=biased.title,
+        n_queries=len(bank),
         n_items=len(items),
         k=k,
         strength=strength,
         before=measures.hubness_summary(before.counts, k),
         after=measures.hubness_summary(after.counts, k),
-        reciprocity=_reciprocity(
-            query_vectors, items, sent.biases, weights, query_groups, query_lengths, kinds
-        ),
+        reciprocity=_reciprocity(biased, bank, sent.biases, weights, known.cosine),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
         strengths=[
-            search.point(value, k, sendings, by_kind=by_kind)
+            search.point(value, k, pair.sendings, by_kind=by_kind)
             for (value, by_kind), search in searches.items()
         ],
         measure=str(chosen),
-        gain=gain,
-        value_before=before.mean(sendings),
-        value_after=after.mean(sendings),
-        retrieval_before=before.summary(sendings),
-        retrieval_after=after.summary(sendings),
-        coverage=None if log is None else pair.reach(log, items),
-        verdict=None if verdict is None else measures.as_plain(verdict),
+        gain=pair.gain,
+        value_before=before.mean(pair.sendings),
+        value_after=after.mean(pair.sendings),
+        retrieval_before=before.summary(pair.sendings),
+        retrieval_after=after.summary(pair.sendings),
+        coverage=pair.reach(log, items),
+        verdict=None if known.verdict is None else measures.as_plain(known.verdict),
         bank=figures,
-        demand=demand,
-        slice_by=slice_by,
+        demand=_demand(biased, log, strength * sent.biases, figures),
+        slice_by=detail.slice_by,
         slices=[
-            pair.slice(name, inside, right, sendings)
-            for name, inside in by_value(fields, slice_by, "--slice-by")
+            pair.slice(name, inside)
+            for name, inside in by_value(gallery.fields, detail.slice_by, "--slice-by")
         ],
-        group_by=group_by,
-        groups=shares(
-            by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, right
-        ),
-        kind=None if kinds is None else kinds.kinds.rule.source,
-        kinds=[] if kinds is None else pair.kinds(kinds, right, chosen, sendings),
+        group_by=detail.group_by,
+        groups=pair.shares(by_value(gallery.fields, detail.group_by, "--group-by")),
+        kind=None if biased.kinds is None else biased.kinds.kinds.rule.source,
+        kinds=[] if biased.kinds is None else pair.kinds(biased.kinds.members),
+        left_out=() if judged is None else judged.left_out,
     )
 
 
@@ -508,16 +535,13 @@ class _Sent(NamedTuple):
     """(n_items, d), with a last column of biases: one table serves all searches."""
 
     @classmethod
-    def of(
-        cls, queries: Vectors, items: Vectors, bias: npt.ArrayLike, kinds: GalleryKinds | None
-    ) -> _Sent:
-        if kinds is None:
-            raw, stored = measures.with_bias(queries, items, bias)
+    def of(cls, queries: Vectors, biased: Biased) -> _Sent:
+        # A constant moves no answer, but the strengths of the report would all show it.
+        biases = biased.biases - np.float32(biased.biases.mean())
+        raw, stored = measures.with_bias(biased.raw(queries), biased.items, biases)
+        if biased.kinds is None:
             return cls(raw, raw, stored)
-        table = kinds.item_table(items)
-        raw, stored = measures.with_bias(kinds.query_table(queries, 0.0), table, bias)
-        by_kind = np.hstack([kinds.query_table(queries), raw[:, -1:]])
-        return cls(raw, by_kind, stored)
+        return cls(raw, np.hstack([biased.sent(queries), raw[:, -1:]]), stored)
 
     @property
     def biases(self) -> Vectors:
@@ -531,36 +555,58 @@ class _Sent(NamedTuple):
         return queries
 
 
-def _figures(log: QueryBank | None, gallery: Vectors, kinds: GalleryKinds | None) -> Figures | None:
+def _figures(log: QueryBank, items: Vectors, kinds: GalleryKinds | None) -> Figures | None:
     """Return what a bank with groups shows, as `tune` judges it; None for fewer than 40 queries."""
-    if log is None or len(log) < 2 * FEWEST_QUERIES:
+    if len(log) < 2 * FEWEST_QUERIES:
         return None
-    return figures_of(log, gallery, kinds=kinds)
+    return figures_of(log, items, kinds=kinds)
+
+
+def _demand(
+    biased: Biased, log: QueryBank, biases: Vectors, figures: Figures | None
+) -> DemandComparison | None:
+    """Return how the biases go with the demand that the bank shows; None if that is even."""
+    if figures is None or not figures.is_uneven:
+        return None
+    items = biased.reduced
+    if biased.kinds is not None:
+        log = replace(log, vectors=biased.kinds.centred_queries(log.vectors))
+        items = biased.kinds.centred_items(items)
+    return compare(log, items, np.asarray(biases, np.float32))
 
 
 def _reciprocity(
-    queries: Vectors,
-    items: Vectors,
+    biased: Biased,
+    queries: QueryBank,
     biases: Vectors,
     strength: npt.ArrayLike,
-    groups: npt.NDArray[np.int64] | None,
-    lengths: npt.ArrayLike | None,
-    kinds: GalleryKinds | None,
+    cosine: float | None,
 ) -> Reciprocity:
-    """Return the reciprocity without correction, and with that of `strength`."""
-    if groups is None:
-        groups = with_groups(QueryBank(queries), items).groups
-    assert groups is not None
-    if kinds is None:
+    """Return the reciprocity without correction, and with that of `strength`.
+
+    cosine: see `BankFacts`.
+    """
+    layout = biased.gallery.layout
+    sent = layout.reduce_queries(queries.vectors)
+    items = biased.reduced
+    groups = _groups(biased, queries, sent, cosine)
+    lengths = None
+    if layout.metric == "IP":
+        # The length of a query moves none of its answers, and long queries would be the first ones of
+        # all items. Under the other metrics, scores can be compared as they are.
+        lengths = lengths_of(queries.vectors)
+        lengths = np.where(lengths > 0, lengths, 1)
+
+    if biased.kinds is None:
         before, after = reciprocities(
-            queries, items, biases, [0.0, strength], groups=groups, lengths=lengths
+            sent, items, biases, [0.0, strength], groups=groups, lengths=lengths
         )
     else:
-        [before] = reciprocities(queries, items, biases, [0.0], groups=groups, lengths=lengths)
+        [before] = reciprocities(sent, items, biases, [0.0], groups=groups, lengths=lengths)
         # What items choose is by the means of kinds too.
         [after] = reciprocities(
-            kinds.centred_queries(queries),
-            kinds.centred_items(items),
+            biased.kinds.centred_queries(sent),
+            biased.kinds.centred_items(items),
             biases,
             [strength],
             groups=groups,
@@ -570,9 +616,16 @@ def _reciprocity(
     return Reciprocity(before, after, distinct, min(1.0, len(items) / distinct))
 
 
-def _expect_length(name: str, values: Sequence[object] | None, length: int) -> None:
-    if values is not None and len(values) != length:
-        raise DimensionMismatch(f"{name} has {len(values)} entries where {length} are needed")
+def _groups(
+    biased: Biased, queries: QueryBank, sent: Vectors, cosine: float | None
+) -> npt.NDArray[np.int64]:
+    """Return the group of near copies of each query, (n,). sent: the queries, reduced."""
+    if cosine is not None and queries.groups is None:
+        return groups_at(directions_of(sent), cosine)
+    # Under L2, a reduced query has more columns, which would hide how near two queries are.
+    reduced = with_groups(replace(queries, vectors=sent), biased.reduced, vectors=queries.vectors)
+    assert reduced.groups is not None
+    return reduced.groups
 
 
 class _Search(NamedTuple):
@@ -592,11 +645,16 @@ class _Search(NamedTuple):
 
     @classmethod
     def of(
-        cls, queries: Vectors, gallery: Vectors, k: int, own: npt.NDArray[np.int64] | None = None
+        cls, queries: Vectors, gallery: Vectors, k: int, labelled: LabelledQueries | None
     ) -> _Search:
-        """Return the search without the ranks of positives. own: see `RightItems.own`."""
+        """Return the search. labelled: the queries, if their right items are known."""
+        own = None if labelled is None else labelled.right.own
         retrieved = measures.nearest(queries, gallery, k, own=own)
-        return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k))
+        counts = measures.k_occurrence(retrieved, len(gallery), k)
+        if labelled is None:
+            return cls(retrieved, counts)
+        ranks = retrieval.ranks(queries, gallery, labelled.right)
+        return cls(retrieved, counts, ranks, labelled.measure.values(ranks))
 
     def mean(self, sendings: measures.Sendings) -> float | None:
         """Return the measure of what users send; None without positives."""
@@ -608,12 +666,12 @@ class _Search(NamedTuple):
             return None
         return retrieval.retrieval_summary(self.ranks, sendings=sendings)
 
-    def is_activated(self, activated: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def is_activated(self, activated: Flags) -> Flags:
         """Return which queries, (n_queries,), have a first item that is activated."""
-        is_activated: npt.NDArray[np.bool_] = np.asarray(activated)[self.retrieved[:, 0]]
+        is_activated: Flags = activated[self.retrieved[:, 0]]
         return is_activated
 
-    def gated(self, raw: _Search, activated: npt.NDArray[np.bool_]) -> _Search:
+    def gated(self, raw: _Search, activated: Flags) -> _Search:
         """Return this search for queries whose raw best item is activated, else the raw one."""
         is_corrected = raw.is_activated(activated)
         retrieved = np.where(is_corrected[:, None], self.retrieved, raw.retrieved)
@@ -647,15 +705,43 @@ class _Comparison(NamedTuple):
 
     before: _Search
     after: _Search
-    keys: Sequence[Hashable] | None
-    fields: Sequence[Mapping[str, Any]] | None
-    query_texts: Sequence[str] | None
+    gallery: Gallery
+    texts: Sequence[str] | None
+    """Of the queries."""
+    labelled: LabelledQueries | None
+    """The queries, if their right items are known."""
+
+    @property
+    def right(self) -> RightItems | None:
+        return None if self.labelled is None else self.labelled.right
+
+    @property
+    def sendings(self) -> measures.Sendings:
+        return measures.ONCE_EACH if self.labelled is None else self.labelled.sendings
+
+    @property
+    def gain(self) -> measures.Interval | None:
+        """The paired difference of the measure; None without right items."""
+        if self.before.values is None or self.after.values is None:
+            return None
+        return self.sendings.interval(self.after.values - self.before.values)
+
+    def rankings(
+        self, search: _Search, queries: Vectors, stored: Vectors, depth: int
+    ) -> Iterator[Ranking]:
+        """Yield the first items of each query of a search. queries: as it sends them."""
+        own = None if self.right is None else self.right.own
+        return rankings(queries, stored, depth, search.ranks, own)
+
+    def shares(self, members: Sequence[tuple[str | None, Members]]) -> list[Group]:
+        """Return the shares of groups of items in the answers."""
+        return shares(members, self.before.retrieved, self.after.retrieved, self.right)
 
     def items(self, numbers: npt.NDArray[np.int64]) -> list[Item]:
         return [
             Item(
                 self.key(number),
-                {} if self.fields is None else measures.as_plain(self.fields[number]),
+                measures.as_plain(self.gallery.fields[number]),
                 int(self.before.counts[number]),
                 int(self.after.counts[number]),
             )
@@ -663,7 +749,8 @@ class _Comparison(NamedTuple):
         ]
 
     def key(self, number: int) -> Hashable:
-        return number if self.keys is None else measures.as_plain(self.keys[number])
+        key: Hashable = measures.as_plain(self.gallery.keys[number])
+        return key
 
     def hubs(self) -> list[Hub]:
         """Return the items with the largest counts, with the queries that rank them highest."""
@@ -686,7 +773,7 @@ class _Comparison(NamedTuple):
             rank = int(columns[nth]) + 1
             right = self.before.rank(query)
             if right is None or right > rank:
-                text = None if self.query_texts is None else str(self.query_texts[query])
+                text = None if self.texts is None else str(self.texts[query])
                 swallowed.append(Swallowed(query, text, rank, right, self.after.rank(query)))
         return swallowed
 
@@ -707,13 +794,7 @@ class _Comparison(NamedTuple):
             never=self.items(order[rescued:][:EXAMPLES]),
         )
 
-    def slice(
-        self,
-        name: str | None,
-        inside: Members,
-        right: RightItems | None,
-        sendings: measures.Sendings,
-    ) -> Slice:
+    def slice(self, name: str | None, inside: Members) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before = self.before.counts
         after = self.after.counts
@@ -722,13 +803,14 @@ class _Comparison(NamedTuple):
         queries = gain = None
         before_values = self.before.values
         after_values = self.after.values
+        right = self.right
         if right is not None and before_values is not None and after_values is not None:
             # Whether a positive of the query is in the slice: only such queries can gain from it.
             is_relevant = right.sums(inside[right.items].astype(np.int64)) > 0
             queries = int(is_relevant.sum())
             if queries > 1:
                 gains = after_values[is_relevant] - before_values[is_relevant]
-                gain = sendings.of(is_relevant).interval(gains)
+                gain = self.sendings.of(is_relevant).interval(gains)
 
         members = np.flatnonzero(inside)
         by_count = np.argsort(-after[members], kind="stable")
@@ -744,38 +826,26 @@ class _Comparison(NamedTuple):
             hubs=self.items(members[by_count[:HUBS_PER_SLICE]]),
         )
 
-    def kinds(
-        self,
-        kinds: GalleryKinds,
-        right: RightItems | None,
-        measure: retrieval.Measure,
-        sendings: measures.Sendings,
-    ) -> list[KindReport]:
+    def kinds(self, members: Sequence[tuple[str | None, Members]]) -> list[KindReport]:
         """Return the report of each kind, and of the items without one if there are any."""
-        groups = shares(kinds.members, self.before.retrieved, self.after.retrieved, right)
         return [
-            self._kind(group, inside, measure, sendings)
-            for group, (_, inside) in zip(groups, kinds.members, strict=True)
+            self._kind(group, inside)
+            for group, (_, inside) in zip(self.shares(members), members, strict=True)
         ]
 
-    def _kind(
-        self,
-        group: Group,
-        inside: Members,
-        measure: retrieval.Measure,
-        sendings: measures.Sendings,
-    ) -> KindReport:
+    def _kind(self, group: Group, inside: Members) -> KindReport:
         before_ranks = self.before.ranks
         after_ranks = self.after.ranks
-        if before_ranks is None or after_ranks is None:
+        if self.labelled is None or before_ranks is None or after_ranks is None:
             return KindReport(group, None, None, None, None)
         has_one, before_ranks = before_ranks.among(inside)
         if not has_one.any():
             return KindReport(group, 0, None, None, None)
 
+        measure = self.labelled.measure
         before = measure.values(before_ranks)
         after = measure.values(after_ranks.among(inside)[1])
-        sent = sendings.of(has_one)
+        sent = self.sendings.of(has_one)
         gain = sent.interval(after - before) if len(before) > 1 else None
         return KindReport(group, len(before), sent.mean(before), sent.mean(after), gain)
 

@@ -18,7 +18,7 @@ from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.quality.suspicion import Suspicions, expect_budget, scan
-from milvus_hubness.reports.collections import BiasedGallery, read_biased
+from milvus_hubness.reports.biased import BiasedGallery, read_biased
 
 LISTED = 50
 """Rows with evidence, unless a caller wants another number."""

@@ -152,7 +152,7 @@ def test_what_the_rows_cannot_show_is_said_before_the_methods_are_tried(
     pairs, files, run, monkeypatch, options, words
 ):
     """On many rows these take minutes."""
-    monkeypatch.setattr("milvus_hubness.reports.collections.tuning.tune", None)
+    monkeypatch.setattr("milvus_hubness.reports.tuned.tuning.tune", None)
     named = PAIRS
     if "--save-run" in options:
         keys = np.array([f"a {number}" for number in range(60)])
@@ -164,7 +164,7 @@ def test_what_the_rows_cannot_show_is_said_before_the_methods_are_tried(
 
 
 def test_a_file_of_items_has_no_fields(pairs, run, monkeypatch):
-    monkeypatch.setattr("milvus_hubness.reports.collections.tuning.tune", None)
+    monkeypatch.setattr("milvus_hubness.reports.tuned.tuning.tune", None)
     np.save("items.npy", vectors(np.random.default_rng(4), 60, DIM))
     words = ("check", "--items", "items.npy", "--queries", "bank.npy", "--group-by", "group")
     assert_fails(run(*words), 1, "no scalar field 'group', nor any other: leave out --group-by")

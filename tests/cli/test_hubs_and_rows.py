@@ -12,7 +12,7 @@ import pytest
 from milvus_hubness import DualInvertedSoftmax, MilvusStore, QueryBank, connect
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.jobs.store.records import TuningRecord
-from milvus_hubness.reports.collections import store_tuned
+from milvus_hubness.reports.tuned import store_tuned
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import as_distance, plain_collection, similarity, vectors
 

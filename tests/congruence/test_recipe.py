@@ -20,7 +20,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.jobs.migration.plan import MigrationOptions
-from milvus_hubness.reports.collections import read_biased, tune
+from milvus_hubness.reports.biased import read_biased
+from milvus_hubness.reports.collections import tune
 from tests.support.aliases import aliased
 from tests.support.galleries import half_known, plain_collection
 

@@ -19,7 +19,8 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
-from milvus_hubness.reports.collections import diagnose, read_biased, tune
+from milvus_hubness.reports.biased import read_biased
+from milvus_hubness.reports.collections import diagnose, tune
 from milvus_hubness.reports.explain import explain_query, explain_row, list_hubs
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection

@@ -14,7 +14,7 @@ from milvus_hubness.jobs.common.inputs import gallery_of
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.labelled import LabelledQueries
-from milvus_hubness.reports.collections import QUICK_ITEMS, QUICK_QUERIES, quick_part
+from milvus_hubness.reports.tuned import QUICK_ITEMS, QUICK_QUERIES, TuningInputs
 from tests.support.galleries import hubby_gallery
 from tests.support.pages import assert_accessible
 
@@ -95,13 +95,16 @@ def test_a_quick_look_keeps_all_right_items_and_says_of_how_many_it_is():
     bank = QueryBank(np.ones((QUICK_QUERIES + 9, 2)))
     keys = [3, count - 1]
     judged = Judgements.of(np.ones((2, 2)), keys).within(gallery.keys, "items")
-    part, queries, remark = quick_part(gallery, bank, judged, seed=0)
-    assert (len(part.keys), len(queries)) == (QUICK_ITEMS, QUICK_QUERIES)
+    quick = TuningInputs("items", gallery, bank, judged=judged).quick(seed=0)
+    part = quick.gallery
+    assert (len(part.keys), len(quick.bank)) == (QUICK_ITEMS, QUICK_QUERIES)
     assert set(keys) <= set(part.keys)
     np.testing.assert_array_equal(part.vectors, gallery.vectors[part.keys])
+    [remark] = quick.remarks
     assert remark.startswith("a quick look at 5,000 of 5,070 items and 1,000 of 1,009 queries")
     small = gallery_of(ITEMS, "IP")
-    assert quick_part(small, QueryBank(BANK), None, seed=0)[2] == ""
+    all_of_it = TuningInputs("items", small, QueryBank(BANK)).quick(seed=0)
+    assert (all_of_it.is_quick, all_of_it.remarks) == (True, ())
 
 
 def test_the_page_shows_the_verdict_and_the_method_that_it_is_about(judged, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from milvus_hubness.quality.rankings import falling, rankings
 from milvus_hubness.quality.retrieval import Measure, ranks
 from milvus_hubness.quality.right_items import RightItems
-from milvus_hubness.reports.runs import RunFiles, RunWriter
+from milvus_hubness.reports.runs import RunFiles
 from tests.support.diagnoses import diagnose
 
 NAMES = {"R@1": "Success@1", "MRR": "RR", "MAP": "AP", "nDCG@10": "nDCG@10"}
@@ -58,11 +58,10 @@ def test_with_a_gate_the_corrected_run_is_the_gated_one(tmp_path):
     positives = [rng.choice(80, rng.integers(1, 6), replace=False).tolist() for _ in range(50)]
     grades = [rng.integers(1, 4, len(items)).tolist() for items in positives]
     relevant = {
-        f"q{query}": {f"d{item}": grade for item, grade in zip(*of_query, strict=True)}
+        str(query): {f"d{item}": grade for item, grade in zip(*of_query, strict=True)}
         for query, of_query in enumerate(zip(positives, grades, strict=True))
     }
     files = RunFiles(tmp_path / "raw.json", tmp_path / "corrected.json", depth=80)
-    writer = RunWriter(files, list(relevant), [f"d{item}" for item in range(80)])
     activated = rng.random(80) < 0.5
     found = {}
     for name, theirs in NAMES.items():
@@ -75,7 +74,8 @@ def test_with_a_gate_the_corrected_run_is_the_gated_one(tmp_path):
             measure=Measure.of(name),
             activated=activated,
             strength=0.7,
-            runs=writer,
+            runs=files,
+            keys=[f"d{item}" for item in range(80)],
         )
         for path, ours in (
             (files.raw, diagnosis.value_before),

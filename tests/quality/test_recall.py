@@ -12,7 +12,12 @@ from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality import recall
-from milvus_hubness.quality.recall import affordable_rows, measure_recall
+from milvus_hubness.quality.recall import (
+    MeasuredIndex,
+    RecallSample,
+    affordable_rows,
+    measure_recall,
+)
 from tests.support.galleries import METRICS, nnn, similarity
 
 SMALL = {"M": 8, "efConstruction": 60}
@@ -52,7 +57,9 @@ def oracle(found, scores, k):
 @pytest.mark.parametrize("metric", METRICS)
 def test_flat_finds_everything_in_every_form(metric):
     vectors, biases, queries = gallery()
-    gate = measure_recall(Layout(24, metric), vectors, biases, queries, "FLAT", {})
+    gate = measure_recall(
+        Layout(24, metric), RecallSample(vectors, biases, queries), MeasuredIndex("FLAT", {})
+    )
     assert [getattr(gate, form) for form in FORMS] == [(1.0, 1.0, 1.0)] * 2
     assert (gate.search_parameter, gate.value, gate.needed) == (None, None, None)
 
@@ -60,14 +67,21 @@ def test_flat_finds_everything_in_every_form(metric):
 def test_flat_finds_everything_among_duplicates():
     vectors, biases, queries = gallery(rows=200)
     twice = np.vstack([vectors, vectors]), np.r_[biases, biases]
-    assert measure_recall(Layout(24, "COSINE"), *twice, queries, "FLAT", {}).stored.low == 1
+    assert (
+        measure_recall(
+            Layout(24, "COSINE"), RecallSample(*twice, queries), MeasuredIndex("FLAT", {})
+        ).stored.low
+        == 1
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_recalls_are_those_of_a_float64_oracle(metric):
     vectors, biases, queries = gallery()
     layout = Layout(24, metric)
-    gate = measure_recall(layout, vectors, biases, queries, "HNSW", SMALL, value=12)
+    gate = measure_recall(
+        layout, RecallSample(vectors, biases, queries), MeasuredIndex("HNSW", SMALL, value=12)
+    )
     spec = IndexSpec.of("HNSW", SMALL)
     scores = similarity(queries, vectors, metric)
     unit = (
@@ -98,7 +112,9 @@ def test_items_of_varying_lengths_are_measured_as_they_will_be_stored():
     biases = (biases - biases.mean()).astype(np.float32)
     by_length, without = (
         measure_recall(
-            Layout(24, "IP"), items, biases, bank, "HNSW", SMALL, value=64, length_pull=length_pull
+            Layout(24, "IP"),
+            RecallSample(items, biases, bank),
+            MeasuredIndex("HNSW", SMALL, value=64, length_pull=length_pull),
         )
         for length_pull in (True, False)
     )
@@ -117,7 +133,9 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
     )
     params = {"nlist": 40}
     gate = measure_recall(
-        layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints
+        layout,
+        RecallSample(vectors, biases, queries, locality_hints=locality_hints),
+        MeasuredIndex("IVF_FLAT", params, value=4),
     )
     stored = AnnIndex(
         layout.augment(vectors, biases, locality_hints),
@@ -127,7 +145,9 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
     found = stored.search(layout.encode_queries(queries), 10, 4)
     wanted = oracle(found, similarity(queries, vectors, "IP") - biases, 10)
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
-    without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
+    without = measure_recall(
+        layout, RecallSample(vectors, biases, queries), MeasuredIndex("IVF_FLAT", params, value=4)
+    )
     assert abs(without.stored.estimate - wanted) > 0.01
 
 
@@ -135,17 +155,19 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
 def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread):
     vectors, _, queries = gallery()
     biases = spread * np.random.default_rng(1).uniform(-1, 1, len(vectors))
-    arguments = Layout(24, metric), vectors, biases, queries, "HNSW", SMALL
-    gate = measure_recall(*arguments, value=20, graph_hint=False)
+    sample = RecallSample(vectors, biases, queries)
+
+    def measured(value):
+        index = MeasuredIndex("HNSW", SMALL, value, graph_hint=False)
+        return measure_recall(Layout(24, metric), sample, index)
+
+    gate = measured(20)
     assert gate.stored.high < gate.raw.low
     assert gate.search_parameter == "ef"
     assert gate.needed is not None
     assert 20 < gate.needed <= recall.LIMIT * 20
     standard_error = (gate.raw.high - gate.raw.low) / 2
-    needed, less = (
-        measure_recall(*arguments, value=gate.needed - by, graph_hint=False).stored.estimate
-        for by in (0, 1)
-    )
+    needed, less = (measured(gate.needed - by).stored.estimate for by in (0, 1))
     assert needed >= gate.raw.estimate - standard_error
     assert less < gate.raw.estimate
 
@@ -153,7 +175,9 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
 def test_nothing_need_change_where_nothing_is_lost():
     vectors, _, queries = gallery()
     gate = measure_recall(
-        Layout(24, "IP"), vectors, np.zeros(2_000), queries, "IVF_FLAT", {"nlist": 20}
+        Layout(24, "IP"),
+        RecallSample(vectors, np.zeros(2_000), queries),
+        MeasuredIndex("IVF_FLAT", {"nlist": 20}),
     )
     assert (gate.search_parameter, gate.value, gate.needed) == ("nprobe", 8, 8)
 
@@ -164,7 +188,10 @@ def test_nothing_need_change_where_nothing_is_lost():
 def test_cells_of_a_sample_hold_as_many_rows_as_those_of_the_whole(rows, total, nlist):
     vectors, biases, queries = gallery(rows=rows)
     gate = measure_recall(
-        Layout(24, "IP"), vectors, biases, queries, "IVF_FLAT", {"nlist": 40}, rows_total=total
+        Layout(24, "IP"),
+        RecallSample(vectors, biases, queries),
+        MeasuredIndex("IVF_FLAT", {"nlist": 40}),
+        rows_total=total,
     )
     assert gate.index_params == {"nlist": nlist}
     assert gate.rows == rows
@@ -173,7 +200,10 @@ def test_cells_of_a_sample_hold_as_many_rows_as_those_of_the_whole(rows, total, 
 def test_rows_drawn_here_shrink_nlist_too():
     vectors, biases, queries = gallery(rows=1_000)
     gate = measure_recall(
-        Layout(24, "IP"), vectors, biases, queries, "IVF_SQ8", {"nlist": "40"}, at_most=250
+        Layout(24, "IP"),
+        RecallSample(vectors, biases, queries),
+        MeasuredIndex("IVF_SQ8", {"nlist": "40"}),
+        at_most=250,
     )
     assert (gate.rows, gate.index_params) == (250, {"nlist": 10})
 
@@ -196,7 +226,11 @@ def test_what_cannot_be_built_is_measured_as_its_nearest_relative_and_says_so(
 ):
     vectors, biases, queries = gallery(rows=200, queries=20)
     given = {"nlist": 4, "m": 4} if "nlist" in params else {}
-    gate = measure_recall(Layout(24, "COSINE"), vectors, biases, queries, index_type, given)
+    gate = measure_recall(
+        Layout(24, "COSINE"),
+        RecallSample(vectors, biases, queries),
+        MeasuredIndex(index_type, given),
+    )
     assert (gate.index_type, gate.measured_as, gate.index_params) == (index_type, kind, params)
 
 
@@ -210,7 +244,9 @@ def test_every_kind_is_built_and_finds_most(index_type, metric):
     assert oracle(found, similarity(queries, rows, metric), 10) > 0.75
     assert (
         measure_recall(
-            Layout(24, "IP", BiasSlots(2), 48), *gallery(200), index_type, params
+            Layout(24, "IP", BiasSlots(2), 48),
+            RecallSample(*gallery(200)),
+            MeasuredIndex(index_type, params),
         ).measured_as
         is None
     )
@@ -229,13 +265,17 @@ def test_a_sample_is_drawn_where_building_would_take_long():
 def test_rows_without_a_bias_are_left_out():
     vectors, biases, queries = gallery(rows=300)
     vectors[7], queries[3] = 0, 0
-    gate = measure_recall(Layout(24, "COSINE"), vectors, biases, queries, "FLAT", {})
+    gate = measure_recall(
+        Layout(24, "COSINE"), RecallSample(vectors, biases, queries), MeasuredIndex("FLAT", {})
+    )
     assert (gate.rows, gate.queries) == (299, 149)
 
 
 def test_the_finding_is_plain_data():
     vectors, biases, queries = gallery(rows=300)
-    told = measure_recall(Layout(24, "IP"), vectors, biases, queries, "hnsw", SMALL).to_dict()
+    told = measure_recall(
+        Layout(24, "IP"), RecallSample(vectors, biases, queries), MeasuredIndex("hnsw", SMALL)
+    ).to_dict()
     assert json.loads(json.dumps(told)) == told
     assert set(told["raw"]) == {"estimate", "low", "high"}
     assert (told["value"], told["search_parameter"], told["measured_as"]) == (16, "ef", None)
@@ -245,12 +285,26 @@ def test_wrong_arguments_are_refused():
     vectors, biases, queries = gallery(rows=100)
     layout = Layout(24, "IP")
     with pytest.raises(InvalidInput, match="two valid rows"):
-        measure_recall(layout, vectors, biases, queries[:1], "FLAT", {})
+        measure_recall(
+            layout, RecallSample(vectors, biases, queries[:1]), MeasuredIndex("FLAT", {})
+        )
     with pytest.raises(InvalidParameter, match="ef must be a whole number of at least 10"):
-        measure_recall(layout, vectors, biases, queries, "HNSW", SMALL, value=9)
+        measure_recall(
+            layout, RecallSample(vectors, biases, queries), MeasuredIndex("HNSW", SMALL, value=9)
+        )
     with pytest.raises(InvalidParameter, match="does not divide the width"):
-        measure_recall(layout, vectors, biases, queries, "IVF_PQ", {"m": 7})
+        measure_recall(
+            layout, RecallSample(vectors, biases, queries), MeasuredIndex("IVF_PQ", {"m": 7})
+        )
     with pytest.raises(InvalidParameter, match="sq_type"):
-        measure_recall(layout, vectors, biases, queries, "HNSW_SQ", {"sq_type": "SQ5"})
+        measure_recall(
+            layout,
+            RecallSample(vectors, biases, queries),
+            MeasuredIndex("HNSW_SQ", {"sq_type": "SQ5"}),
+        )
     with pytest.raises(InvalidParameter, match="nlist"):
-        measure_recall(layout, vectors, biases, queries, "IVF_FLAT", {"nlist": "many"})
+        measure_recall(
+            layout,
+            RecallSample(vectors, biases, queries),
+            MeasuredIndex("IVF_FLAT", {"nlist": "many"}),
+        )

@@ -148,9 +148,7 @@ def test_every_chart_has_a_name():
 def test_it_can_be_read_in_every_way():
     assert_accessible(render(made(slice_by="price", group_by="price")))
     assert_accessible(
-        render(
-            made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)
-        )
+        render(made(positives=None, verdict=None, fields=None, keys=None, query_texts=None))
     )
 
 
@@ -249,12 +247,11 @@ def test_long_values_are_cut_and_few_fields_shown():
     assert "f10" not in source
 
 
-def test_without_positives_bank_or_verdict():
-    found = made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)
+def test_without_positives_or_verdict():
+    found = made(positives=None, verdict=None, fields=None, keys=None, query_texts=None)
     page = Page(render(found))
     assert f"Skewness {found.before.skewness:.2f} → {found.after.skewness:.2f}" in page.text
     assert "for a verdict" in page.text
-    assert "coverage" not in page.ids
     assert "R@1" not in page.text
     assert f"query {found.hubs[0].swallows[0].query}" in page.text
 

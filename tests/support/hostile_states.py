@@ -43,7 +43,7 @@ from milvus_hubness.correction.state import CollectionState, OtherGeneration
 from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts
-from milvus_hubness.reports.collections import read_biased
+from milvus_hubness.reports.biased import read_biased
 from milvus_hubness.reports.explain import explain_row
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, vectors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -99,7 +98,6 @@ def train(
     encoder: str | None = None,
     device: str = "auto",
     progress: Progress = silent,
-    on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Checkpoint:
     """Train linear maps or a network on these pairs; return the weights of the epoch with the best
     validation MRR.
@@ -107,8 +105,7 @@ def train(
     Without validation a tenth of the items, with their queries, is held out. Epoch 0 is the network
     before its first step: it wins if no epoch is better. path: the file, saved after every epoch,
     so that an interrupted training continues with `resume`, on the CPU with identical bits.
-    encoder: a name for the encoder of the vectors, compared when the file is loaded. on_epoch:
-    called after every epoch.
+    encoder: a name for the encoder of the vectors, compared when the file is loaded.
 
     Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number
     of threads. Noise on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. A
@@ -148,11 +145,9 @@ def train(
             run.judge(None)
 
         while not run.is_over:
-            last = run.judge(run.epoch(progress))
+            run.judge(run.epoch(progress))
             if path is not None:
                 run.resumable().save(path)
-            if on_epoch is not None:
-                on_epoch(last)
 
         return run.resumable()
 

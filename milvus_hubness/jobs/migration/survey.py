@@ -37,7 +37,13 @@ from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Rows, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
-from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
+from milvus_hubness.quality.recall import (
+    ROWS,
+    MeasuredIndex,
+    RecallGate,
+    RecallSample,
+    measure_recall,
+)
 
 SAMPLE_ROWS = 4_096
 """About how many keys a survey remembers, spread evenly over all."""
@@ -342,19 +348,21 @@ def recall_gate(store: Store, draft: Draft, surveyed: Survey, chosen: Chosen) ->
     needs = store.column_needs(info, field)
     valid = ~chosen.layout.invalid(vectors)
     neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
-    return measure_recall(
-        correction.layout,
+    sample = RecallSample(
         vectors,
         correction.with_prior(neutral, valid, None, rows.values),
         chosen.bank.vectors,
+        correction.locality_hints(vectors, kinds=rows.kinds),
+        rows.kinds,
+    )
+    index = MeasuredIndex(
         draft.vector.index_type,
         draft.vector.index_params,
-        rows_total=surveyed.rows,
         graph_hint=needs.graph_hint,
-        locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
         length_pull=needs.length_pull,
-        kinds=correction.kinds,
-        kind_numbers=rows.kinds,
+    )
+    return measure_recall(
+        correction.layout, sample, index, kinds=correction.kinds, rows_total=surveyed.rows
     )
 
 

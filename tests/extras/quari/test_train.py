@@ -64,8 +64,12 @@ class Interrupted(Exception):
 
 
 def interrupted_after(epoch):
-    def stop(now):
-        if now.epoch == epoch:
+    """A save of checkpoints after which a training of so many epochs ends."""
+    save = Checkpoint.save
+
+    def stop(checkpoint, path):
+        save(checkpoint, path)
+        if checkpoint.history[-1].epoch == epoch:
             raise Interrupted
 
     return stop
@@ -89,13 +93,17 @@ def part_of(trained, prefix):
 @pytest.mark.parametrize(
     ("form", "memory", "epoch"), [("published", 0, 2), ("linear", 9, 2), ("linear", 9, 4)]
 )
-def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, form, memory, epoch):
+def test_an_interrupted_training_goes_on_to_the_same_bits(
+    tmp_path, monkeypatch, form, memory, epoch
+):
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0)
     config = small(form=form, memory=memory)
     whole = train(pairs, config, QUICK, path=tmp_path / "whole", encoder="e", device="cpu")
     options = {"path": tmp_path / "parts", "encoder": "e", "device": "cpu"}
-    with pytest.raises(Interrupted):
-        train(pairs, config, QUICK, **options, on_epoch=interrupted_after(epoch))
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "save", interrupted_after(epoch))
+        with pytest.raises(Interrupted):
+            train(pairs, config, QUICK, **options)
     torch.manual_seed(99)
     for _ in range(2):  # The second time, nothing is left to do.
         taken_up = train(pairs, config, QUICK, **options, resume=True)
