@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
+from milvus_hubness.correction.fitted import Correction, initial_state
+from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.choice import Chosen
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -76,6 +78,31 @@ class Plan(Draft, ShownAsTable, Generic[Planned]):
                 f"the plan for {self.source.name!r} cannot be carried out by {body.job}: pass it to "
                 f"{self.body.job}"
             )
+
+    def first_state(
+        self, correction: Correction, bank: BankReference, **others: Any
+    ) -> CollectionState:
+        """Return the state of the collection with the fitted biases, whose bank is stored.
+
+        others: its phase, and what only one kind of place for biases has. Raises InvalidParameter.
+        """
+        return initial_state(
+            correction.layout,
+            correction.fitted.estimator,
+            bank,
+            field=self.field,
+            suffix=self.suffix,
+            dtype=self.vector.dtype,
+            source=self.source.name,
+            mean_bias=correction.mean_bias,
+            strength=self.chosen.strength,
+            gate=self.chosen.gate,
+            prior=correction.prior,
+            kinds=correction.kinds,
+            evidence=correction.evidence,
+            on_hub=self.chosen.on_hub,
+            **others,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""

@@ -188,7 +188,7 @@ class Throttle:
         self._wait = wait
         self._changed = threading.Condition()
 
-        self._guard: Callable[[], object] = lambda: None
+        self._check: Callable[[], object] = lambda: None
         self._error: BaseException | None = None
         self.stopped = threading.Event()
         """Set by `stop`, for waits that are no requests."""
@@ -206,7 +206,7 @@ class Throttle:
         requires. `admit(0)` waits only for the end of a pause. Raises the error that was passed to
         `stop`.
         """
-        self._guard()
+        self._check()
         with self._changed:
             while delay := self._delay(rows):
                 # Meanwhile another thread may pause, resume, stop
@@ -215,14 +215,14 @@ class Throttle:
             self._rows.take(rows)
 
     @contextmanager
-    def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
-        """Have `admit` call `guard` first within the block, and raise its exceptions."""
-        outer_guard = self._guard
-        self._guard = guard
+    def checking(self, check: Callable[[], object]) -> Iterator[None]:
+        """Have `admit` call `check` first within the block, and raise its exceptions."""
+        outer_check = self._check
+        self._check = check
         try:
             yield
         finally:
-            self._guard = outer_guard
+            self._check = outer_check
 
     def check(self) -> None:
         """Raise the error that was passed to `stop`, without waiting."""

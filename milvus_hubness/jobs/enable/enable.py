@@ -13,7 +13,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import Key, StoredBank
-from milvus_hubness.correction.fitted import Correction, initial_state
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -195,23 +195,7 @@ def _new_state(
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
-    return initial_state(
-        correction.layout,
-        correction.fitted.estimator,
-        bank,
-        field=plan.field,
-        suffix=plan.suffix,
-        dtype=plan.vector.dtype,
-        source=plan.source.name,
-        phase="ready",
-        mean_bias=correction.mean_bias,
-        strength=plan.chosen.strength,
-        gate=plan.chosen.gate,
-        prior=correction.prior,
-        reranking=plan.body.reranking,
-        evidence=correction.evidence,
-        on_hub=plan.chosen.on_hub,
-    )
+    return plan.first_state(correction, bank, phase="ready", reranking=plan.body.reranking)
 
 
 def _fill_all(entries: Entries, correction: Correction, doing: str, progress: Progress) -> int:

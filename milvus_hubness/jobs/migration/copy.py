@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from milvus_hubness.correction.codec.index_hints import rows_measured
-from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.plan import Plan
@@ -80,23 +79,7 @@ def prepared(
     if migration.made_bank == "collection":
         made_bank = "collection"
 
-    state = initial_state(
-        correction.layout,
-        correction.fitted.estimator,
-        bank,
-        field=plan.field,
-        suffix=plan.suffix,
-        dtype=plan.vector.dtype,
-        source=plan.source.name,
-        phase="copying",
-        mean_bias=correction.mean_bias,
-        strength=chosen.strength,
-        gate=chosen.gate,
-        prior=correction.prior,
-        kinds=correction.kinds,
-        evidence=correction.evidence,
-        on_hub=chosen.on_hub,
-    ).model_copy(update={"migration": migration.id})
+    state = plan.first_state(correction, bank, phase="copying", migration=migration.id)
 
     # The phase comes last: a run that is killed before this prepares all of it again.
     ledger.forget_chunks(migration)

@@ -184,7 +184,7 @@ def _leased(
     try:
         with (
             nullcontext(lease) if lease else Lease(store, *names) as held,
-            options.throttle.guarded(held.check),
+            options.throttle.checking(held.check),
         ):
             held.include(*names)
             with noting_pauses(held, target, options):

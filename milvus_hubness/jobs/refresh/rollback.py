@@ -61,7 +61,7 @@ def rollback(
             waiting=0,
         )
         options.events.report("before-rollback", source=info.name, target=info.name, alias=name)
-        with options.throttle.guarded(lease.check):
+        with options.throttle.checking(lease.check):
             done = job.taken_back()
         options.events.report("after-rollback", alias=name, carried=done.written)
 
