@@ -7,19 +7,26 @@ wrong because the collection has changed, the client reads the state and works o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import BankReference, CollectionState
-from milvus_hubness.errors import StoreError
+from milvus_hubness.errors import DualWriteFailed, StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.steps import ClientPolicy, Operation
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+_NOT_ON_COPY = (
+    "a write reached %r, but not %r: a later pass repairs an unfinished copy, and a former one serves "
+    "for some seconds those who have not heard of the switch: %s"
+)
 
 NO_COLLECTION = CollectionId(name="")
 
@@ -75,7 +82,7 @@ class CachedStates(Generic[C]):
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]
-    """The errors of requests and of this package."""
+    """The errors of this package and of the database's own client."""
 
     perhaps_outdated: ClassVar[tuple[type[Exception], ...]]
     """Errors of a call that may be due to an outdated collection state."""
@@ -110,6 +117,21 @@ class CachedStates(Generic[C]):
 
     def text_of(self, error: Exception) -> str:
         """Return the message of an error."""
+        raise NotImplementedError
+
+    def exceeds_limit(self, error: Exception) -> bool:
+        """Whether the database refused a request unread that it may take in smaller parts."""
+        raise NotImplementedError
+
+    def sent_in_parts(self, collection: str, error: Exception) -> None:
+        """Note that a request was sent in parts after this error."""
+
+    def copy_now(
+        self, collection: str, cached: C, dual_write: DualWrite, timeout: float | None
+    ) -> Operation[tuple[C, DualWrite] | None]:
+        """Return the state and the copy by which a write that did not reach the copy is to be made on
+        it once more, as names may have moved; None if the dual writes have ended.
+        """
         raise NotImplementedError
 
     # -- the cache ---------------------------------------------------------------------------------
@@ -305,3 +327,84 @@ class CachedStates(Generic[C]):
 
         dual_write.require_copy(origin, permits, found.states, found.identity)
         cached.checked.add(dual_write)
+
+    # -- requests about several items --------------------------------------------------------------
+
+    def in_parts(
+        self,
+        collection: str,
+        parts: Iterable[Sequence[Item]],
+        put: Callable[[Sequence[Item]], Operation[T]],
+        stopped: Callable[[int, list[T], Exception], Exception] | None = None,
+    ) -> Operation[list[T]]:
+        """Run put(part) for each part, in order, and for its halves where the database refuses it as
+        too large; return the answers.
+
+        stopped: returns the error in place of one that came after answers, from the number of items
+        that these are about, the answers, and the error.
+        """
+        answers: list[T] = []
+        item_count = 0
+        waiting = list(parts)[::-1]  # The next part is at the end.
+
+        while waiting:
+            part = waiting.pop()
+            try:
+                answers.append((yield from put(part)))
+            except self.failures as error:
+                # The database refuses such a request before it reads it, so nothing is done twice.
+                if len(part) > 1 and self.exceeds_limit(error):
+                    self.sent_in_parts(collection, error)
+                    middle = len(part) // 2
+                    waiting += [part[middle:], part[:middle]]
+                    continue
+
+                if stopped is None or not answers:
+                    raise
+
+                raise stopped(item_count, answers, error) from error
+
+            item_count += len(part)
+
+        return answers
+
+    def reach_copy(
+        self,
+        collection: str,
+        cached: C,
+        timeout: float | None,
+        work: Callable[[C, DualWrite], Operation[None]],
+    ) -> Operation[None]:
+        """Run work(cached, dual_write), which makes a write on the copy that this state names, and
+        again if the copy has moved.
+
+        Raises DualWriteFailed if the migration needs the write and it does not reach the copy.
+        """
+        dual_write = cached.dual_write
+        if dual_write is None:
+            return
+
+        try:
+            yield from self.expect_copy(cached, dual_write, timeout)
+            yield from work(cached, dual_write)
+            return
+        except self.failures as error:
+            if not dual_write.required:
+                log.warning(_NOT_ON_COPY, collection, dual_write.collection, self.text_of(error))
+                return
+
+        # A cutover or a rollback may have moved the names: the second attempt reads them again.
+        self.forget(dual_write.collection)
+        try:
+            now = yield from self.copy_now(collection, cached, dual_write, timeout)
+            if now is None:
+                return
+
+            cached, dual_write = now
+            yield from self.expect_copy(cached, dual_write, timeout)
+            yield from work(cached, dual_write)
+        except self.failures as error:
+            raise DualWriteFailed(
+                f"the write reached {collection!r}, but not its copy {dual_write.collection!r}: "
+                f"{self.text_of(error)}. {self.write_again}"
+            ) from error

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import grpc
-from pymilvus.exceptions import MilvusException
-
-from milvus_hubness.basics.logs import log
-from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError, StoreError
+from milvus_hubness.errors import BankTooLarge, StoreError
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import Deletion, Write
-from milvus_hubness.milvus.client.state_cache import NOTHING, CachedState, StateCache
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
 from milvus_hubness.milvus.client.writes import ROWS_PER_REQUEST, Writes
 from milvus_hubness.milvus.filters import is_one_of, literal
@@ -32,12 +28,6 @@ KEYS_PER_REQUEST = 8_000
 
 STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
-
-_FAILURES = (MilvusException, HubnessError, grpc.RpcError)
-_NOT_ON_COPY = (
-    "a write reached %r, but not %r: a later pass repairs an unfinished copy, and a former one serves "
-    "for some seconds those who have not heard of the switch: %s"
-)
 
 
 class DualWrites:
@@ -64,28 +54,25 @@ class DualWrites:
 
         keys: that the server created; empty if the rows have their keys. Raises DualWriteFailed.
         """
-        dual_write = cached.dual_write
-        if dual_write is None:
-            return
-
         keys = keys or [row[cached.key_field] for row in write.rows]
         carry = self._carry_fields if write.in_part else self._carry_rows
-        work = partial(carry, cached.key_field, keys, write)
-        yield from self._reach(dual_write, work, write.collection, cached, write.timeout)
+        work = partial(carry, keys, write)
+        yield from self._states.reach_copy(write.collection, cached, write.timeout, work)
 
     def _carry_rows(
-        self, key_field: str, keys: Sequence[Key], write: Write, dual_write: DualWrite
+        self, keys: Sequence[Key], write: Write, cached: CachedState, dual_write: DualWrite
     ) -> Operation[None]:
         """Upsert whole rows to the copy."""
         # For an auto_id collection only the answer has the keys.
+        key_field = cached.key_field
         keyed = [{**row, key_field: key} for key, row in zip(keys, write.rows, strict=True)]
         yield from self._upsert(dual_write, replace(write, data=keyed).as_upsert(key_field))
 
     def _carry_fields(
-        self, key_field: str, keys: Sequence[Key], write: Write, dual_write: DualWrite
+        self, keys: Sequence[Key], write: Write, cached: CachedState, dual_write: DualWrite
     ) -> Operation[None]:
         """Upsert to the copy the whole rows that a partial update left in the collection."""
-        updated = yield from self._rows(key_field, keys, write)
+        updated = yield from self._rows(cached.key_field, keys, write)
         if not (yield from self._still_has(dual_write, write.collection, write.timeout)):
             # The copy has the name by now, and clients that know it write to it first: what was
             # read may lack their writes.
@@ -112,10 +99,10 @@ class DualWrites:
             return answer
 
         if deletion.by_filter:
-            work = partial(self._delete_lost, cached.key_field, matched, deletion)
+            work = partial(self._delete_lost, matched, deletion)
         else:
             work = partial(self._delete_on_copy, deletion)
-        yield from self._reach(cached.dual_write, work, collection, cached, deletion.timeout)
+        yield from self._states.reach_copy(collection, cached, deletion.timeout, work)
         return answer
 
     def _delete_once(
@@ -129,16 +116,19 @@ class DualWrites:
         answer = yield from self._writes.delete(deletion, cached)
         return answer, matched
 
-    def _delete_on_copy(self, deletion: Deletion, dual_write: DualWrite) -> Operation[None]:
+    def _delete_on_copy(
+        self, deletion: Deletion, _: CachedState, dual_write: DualWrite
+    ) -> Operation[None]:
         on_copy = replace(deletion, collection=dual_write.collection)
         delete = partial(self._writes.delete, on_copy)
         yield from self._states.retrying(on_copy.collection, on_copy.timeout, delete, delete)
 
     def _delete_lost(
-        self, key_field: str, matched: Sequence[Key], deletion: Deletion, dual_write: DualWrite
+        self, matched: Sequence[Key], deletion: Deletion, cached: CachedState, dual_write: DualWrite
     ) -> Operation[None]:
         """Delete on the copy the rows that matched a filter and that the collection lost."""
         collection = deletion.collection
+        key_field = cached.key_field
         timeout = deletion.timeout
 
         # These rows matched later, or in an earlier attempt.
@@ -153,13 +143,13 @@ class DualWrites:
         remaining = {row[key_field] for row in rows}
         if not (yield from self._still_has(dual_write, collection, timeout)):
             # As above: the rows that match are those of the copy.
-            yield from self._delete_on_copy(deletion, dual_write)
+            yield from self._delete_on_copy(deletion, cached, dual_write)
             return
 
         lost = [key for key in keys if key not in remaining]
         for some_keys in in_parts(lost, KEYS_PER_REQUEST):
             by_key = replace(deletion, ids=some_keys, filter=None, options={})
-            yield from self._delete_on_copy(by_key, dual_write)
+            yield from self._delete_on_copy(by_key, cached, dual_write)
 
     def _matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
         """Return the keys of the rows that a filter matches, in key order. Raises StoreError."""
@@ -195,50 +185,6 @@ class DualWrites:
     ) -> Operation[bool]:
         now = yield from self._states.read_again(collection, timeout)
         return now.dual_write is not None and now.dual_write.collection == dual_write.collection
-
-    def _reach(
-        self,
-        dual_write: DualWrite,
-        work: Callable[[DualWrite], Operation[None]],
-        collection: str,
-        cached: CachedState,
-        timeout: float | None,
-    ) -> Operation[None]:
-        """Run work(dual_write), which makes a write on the copy, and again if the copy has moved.
-
-        Raises DualWriteFailed if the migration needs the write and it does not reach the copy.
-        """
-        try:
-            yield from self._states.expect_copy(cached, dual_write, timeout)
-            yield from work(dual_write)
-            return
-        except _FAILURES as error:
-            if not dual_write.required:
-                log.warning(_NOT_ON_COPY, collection, dual_write.collection, error)
-                return
-
-        # A cutover or a rollback may have moved the names: the second attempt reads them again.
-        self._states.forget(dual_write.collection)
-        try:
-            now = yield from self._states.read_again(collection, timeout)
-            have_ended = now in (NOTHING, replace(cached, dual_write=None))
-            if have_ended:
-                return
-
-            if now.dual_write is None:
-                copy = yield from self._states.cached_state(dual_write.collection, timeout)
-                if copy == NOTHING:
-                    # A rollback renamed the collections: the copy has the name now, and the ledger
-                    # no other one.
-                    dual_write = dual_write.model_copy(update={"collection": collection})
-
-            yield from self._states.expect_copy(cached, dual_write, timeout)
-            yield from work(dual_write)
-        except _FAILURES as error:
-            raise DualWriteFailed(
-                f"the write reached {collection!r}, but not its copy {dual_write.collection!r}: "
-                f"{error}. Write again, an insert as an upsert"
-            ) from error
 
     def _upsert(self, dual_write: DualWrite, write: Write) -> Operation[None]:
         """Write rows to the copy, invalid ones too; biases are pending if the bank is too large."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
@@ -33,6 +32,7 @@ from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
 from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
+from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS
 from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
@@ -48,6 +48,7 @@ from milvus_hubness.milvus.client.steps import (
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.schema import expect_side_collections
 from milvus_hubness.milvus.store.server import (
+    exceeds_limit,
     is_lite,
     is_missing,
     is_not_loaded,
@@ -155,7 +156,7 @@ class StateCache(CachedStates[CachedState]):
     state_ttl: TTL of a state, in seconds. Raises InvalidParameter for an invalid one.
     """
 
-    failures = (MilvusException, HubnessError, grpc.RpcError)
+    failures = (HubnessError, *REFUSALS)
     perhaps_outdated = PERHAPS_OUTDATED
     write_again = "Write again, an insert as an upsert"
 
@@ -353,6 +354,33 @@ class StateCache(CachedStates[CachedState]):
 
     def text_of(self, error: Exception) -> str:
         return message_of(error)
+
+    def exceeds_limit(self, error: Exception) -> bool:
+        return exceeds_limit(error)
+
+    def sent_in_parts(self, collection: str, error: Exception) -> None:
+        recovered_from(error, collection, SENT_IN_PARTS)
+
+    def copy_now(
+        self,
+        collection: str,
+        cached: CachedState,
+        dual_write: DualWrite,
+        timeout: float | None,
+    ) -> Operation[tuple[CachedState, DualWrite] | None]:
+        now = yield from self.read_again(collection, timeout)
+        have_ended = now in (NOTHING, replace(cached, dual_write=None))
+        if have_ended:
+            return None
+
+        if now.dual_write is None:
+            copy = yield from self.cached_state(dual_write.collection, timeout)
+            if copy == NOTHING:
+                # A rollback renamed the collections: the copy has the name now, and the ledger no
+                # other one.
+                dual_write = dual_write.model_copy(update={"collection": collection})
+
+        return cached, dual_write
 
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]

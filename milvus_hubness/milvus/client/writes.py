@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 from pymilvus import CollectionSchema
+from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
@@ -32,6 +33,7 @@ from milvus_hubness.errors import (
     DualWriteFailed,
     HubnessError,
     InvalidInput,
+    PartialWrite,
     StoreError,
     UnsupportedOperation,
 )
@@ -44,7 +46,6 @@ from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig
-from milvus_hubness.milvus.client.parts import write_in_parts
 from milvus_hubness.milvus.client.rewrite import Row, rounded_vectors
 from milvus_hubness.milvus.client.rights import SideRights
 from milvus_hubness.milvus.client.side_memory import SideBiases
@@ -123,7 +124,9 @@ class Writes:
         if cached.states and isinstance(stored, list):
             # Augmented vectors are longer than the user's: together they may exceed a limit.
             send = partial(_send, cached, write)
-            answer = yield from write_in_parts(write, stored, send)
+            stopped = partial(_stopped_at, write, len(stored))
+            answers = yield from self._states.in_parts(write.collection, [stored], send, stopped)
+            answer = _joined(answers)
         else:
             answer = yield from _send(cached, write, stored)
 
@@ -175,7 +178,8 @@ class Writes:
         try:
             for of, rows in side_rows:
                 upsert = partial(_upsert, of.collection, write.timeout)
-                send = write_in_parts(replace(write, collection=of.collection), rows, upsert)
+                stopped = partial(_stopped_at, replace(write, collection=of.collection), len(rows))
+                send = self._states.in_parts(of.collection, [rows], upsert, stopped)
                 biases = {row[key_field]: of.bias_in(row) for row in rows}
                 yield from self._states.side_memory.write(of, biases, send)
         except (*PERHAPS_OUTDATED, grpc.RpcError) as error:
@@ -475,6 +479,42 @@ def _send(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str,
     args = (name, stored, write.timeout, write.partition_name)
     answer: dict[str, Any] = yield Ask(write.method, args, dict(write.options))
     return answer
+
+
+def _stopped_at(
+    write: Write, total: int, row_count: int, answers: Sequence[dict[str, Any]], error: Exception
+) -> PartialWrite:
+    """Return the error of a write of `total` rows in parts, after the first `row_count` of them."""
+    again = "upsert" if write.method == "insert" else write.method
+    failed = PartialWrite(
+        f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows "
+        "with their biases exceed what the server takes at once, so they were sent in parts, and "
+        f"the next part failed: {error}. Write the rows from number {row_count} on again, by "
+        f"{again}, as some of them may have arrived"
+    )
+    failed.row_count = row_count
+    failed.answer = _joined(answers)
+    return failed
+
+
+def _joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answers to the parts of a write as one, with the sums of counts and all keys."""
+    if len(answers) == 1:
+        return answers[0]
+
+    joined: dict[str, Any] = OmitZeroDict(answers[0])
+    for answer in answers[1:]:
+        for name, value in answer.items():
+            so_far = joined.get(name)
+            joined[name] = value if so_far is None else _added(so_far, value)
+
+    return joined
+
+
+def _added(so_far: Any, value: Any) -> Any:
+    if isinstance(value, int | float):
+        return so_far + value
+    return [*so_far, *value]
 
 
 def _upsert(collection: str, timeout: float | None, rows: Any) -> Operation[dict[str, Any]]:

@@ -116,9 +116,12 @@ class Operations(Writing):
         def send(name: str, requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             # Augmented queries have more digits than the user's, so a request may become too large.
             answers = yield from self.divided(
-                name, "query_batch_points", list(requests), options, is_added=False
+                name,
+                [requests],
+                lambda some: Ask("query_batch_points", (name, some), options),
+                is_added=False,
             )
-            return answers
+            return [response for responses in answers for response in responses]
 
         return self._queried(collection, requests, send, strength, kinds, profile)
 
@@ -256,8 +259,8 @@ class Operations(Writing):
         for (other, field), ids in ids_by_source.items():
             state = cached if other is None else (yield from self.cached_state(other))
             source = state.real_name or other or collection
-            options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield from self.divided(source, "retrieve", ids, options)
+            names = [field] if field else True
+            records = yield from self.retrieved(source, ids, with_payload=False, with_vectors=names)
             vectors = {
                 as_returned(record.id): named(state.decoded(record.vector)).get(field)
                 for record in records

@@ -5,7 +5,7 @@ No I/O: see `Operation` in milvus_hubness.extending.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
@@ -118,21 +118,18 @@ class StateCache(CachedStates[CachedState]):
             identity=identity_in(properties, name),
         )
 
-    def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a
-        rate of strict mode is exceeded, and ask again.
-
-        args: the method, and its arguments after the collection.
+    def patiently(self, ask: Ask, longest_wait: float = LONGEST_WAIT) -> Operation[Any]:
+        """Make a request that the user's call did not: wait if a rate of strict mode is exceeded, and
+        make it again.
         """
-        method, *further = args
         waited = 0.0
         while True:
             try:
-                return (yield Ask(method, (collection, *further), options))
+                return (yield ask)
             except ResourceExhaustedResponse as error:
                 seconds = float(max(1, error.retry_after_s))
                 waited += seconds
-                if waited > LONGEST_WAIT:
+                if waited > longest_wait:
                     raise
 
                 yield Pause(seconds)
@@ -140,32 +137,33 @@ class StateCache(CachedStates[CachedState]):
     def divided(
         self,
         collection: str,
-        method: str,
-        items: list[Any],
-        options: dict[str, Any],
+        parts: Iterable[Sequence[T]],
+        request: Callable[[list[T]], Ask],
+        stopped: Callable[[int, list[Any], Exception], Exception] | None = None,
         *,
         is_added: bool = True,
-    ) -> Operation[Any]:
-        """Ask with a list of items as the argument after the collection; in halves if the request
-        is too large. Return the last answer, or the answers to all items in a list. is_added:
-        whether this waits as `patiently` does.
+    ) -> Operation[list[Any]]:
+        """Make request(part) for each part, and for its halves, as `in_parts` does. Return the answers.
+
+        is_added: whether the first one waits as `patiently` does. The others do: they belong to a call
+        that has begun.
         """
-        try:
-            if is_added:
-                return (yield from self.patiently(collection, method, items, **options))
 
-            return (yield Ask(method, (collection, items), options))
-        except FAILURES as error:
-            if not is_too_large(error) or len(items) < 2:
-                raise
+        def put(part: Sequence[T]) -> Operation[Any]:
+            nonlocal is_added
+            longest_wait = LONGEST_WAIT if is_added else 0.0
+            answer = yield from self.patiently(request(list(part)), longest_wait)
+            is_added = True
+            return answer
 
-        middle = len(items) // 2
-        first = yield from self.divided(
-            collection, method, items[:middle], options, is_added=is_added
+        return self.in_parts(collection, parts, put, stopped)
+
+    def retrieved(self, collection: str, ids: list[Any], **options: Any) -> Operation[list[Any]]:
+        """Return the records of these ids, by as many requests as they need."""
+        answers = yield from self.divided(
+            collection, [ids], lambda some_ids: Ask("retrieve", (collection, some_ids), options)
         )
-        # The rest belongs to a request that has begun.
-        second = yield from self.divided(collection, method, items[middle:], options)
-        return [*first, *second] if isinstance(first, list) else second
+        return [record for records in answers for record in records]
 
     def retrying_by_width(
         self,
@@ -232,6 +230,19 @@ class StateCache(CachedStates[CachedState]):
     def text_of(self, error: Exception) -> str:
         return error_text(error)
 
+    def exceeds_limit(self, error: Exception) -> bool:
+        return is_too_large(error)
+
+    def copy_now(
+        self,
+        collection: str,
+        cached: CachedState,
+        dual_write: DualWrite,
+        timeout: float | None,
+    ) -> Operation[tuple[CachedState, DualWrite] | None]:
+        now = yield from self.read_again(collection, timeout)
+        return None if now.dual_write is None else (now, now.dual_write)
+
     def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
@@ -240,14 +251,14 @@ class StateCache(CachedStates[CachedState]):
         records: list[Any] = []
         offset: Any = None
         while True:
-            page, offset = yield from self.patiently(
-                reference.collection,
-                "scroll",
-                scroll_filter=where,
-                limit=rows,
-                offset=offset,
-                with_vectors=True,
-            )
+            options = {
+                "scroll_filter": where,
+                "limit": rows,
+                "offset": offset,
+                "with_vectors": True,
+            }
+            ask = Ask("scroll", (reference.collection,), options)
+            page, offset = yield from self.patiently(ask)
             records += page
             BankGenerations.expect_bounded(reference, len(records))
             if offset is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from milvus_hubness import (
 from milvus_hubness.extending import (
     Ask,
     CollectionState,
+    DualWrite,
     Floats,
     Items,
     Key,
@@ -50,7 +52,7 @@ from qdrant_hubness.client.points import (
 )
 from qdrant_hubness.client.rewrite import as_tokens, as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
+from qdrant_hubness.store.requests import FAILURES, error_text, lacks_points
 from qdrant_hubness.store.rows import vector_words
 from qdrant_hubness.store.sizes import in_parts
 
@@ -158,7 +160,10 @@ class Writing(StateCache):
                 state.expect_values([payload])
 
         if cached.former:
-            yield from self._write_to_former(cached, call)
+            # A failure is logged: the call itself says whether it can be done, and only those who have
+            # not heard of the switch would read it there, for some seconds.
+            send = partial(self._send_to_former, call)
+            yield from self.reach_copy(cached.name, cached, None, send)
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
@@ -184,7 +189,9 @@ class Writing(StateCache):
             yield from self._write_to_copy(cached, self._ids(call))
         return result
 
-    def _write_to_former(self, cached: CachedState, call: Call) -> Operation[None]:
+    def _send_to_former(
+        self, call: Call, cached: CachedState, dual_write: DualWrite
+    ) -> Operation[None]:
         """Send a call to the former copy, before this collection gets it.
 
         Clients that have not heard of the switch write to the former copy, and then take over to
@@ -192,28 +199,16 @@ class Writing(StateCache):
         comes to this collection after that, and so nothing of either is lost. Points that were read
         here and written there would undo the calls of others.
         """
-        dual_write = cached.dual_write
-        if dual_write is None:
-            return
-
         former = dual_write.collection
-        try:
-            yield from self.expect_copy(cached, dual_write)
-            state = yield from self.cached_state(former)
-            payloads: list[tuple[Key, Columns]] = []
-            if call.brings_vectors and state.states:
-                # What a collection without a correction takes, its former copy takes with bias 0.
-                call, payloads = yield from self._encode_call(
-                    former, state, call, valid=bool(cached.states)
-                )
-            yield from self._send(former, state, call)
-            yield from self._set_biases(former, payloads)
-        except (HubnessError, *FAILURES) as error:
-            # Assumes nothing: the call itself says whether it can be done. Only those who have not
-            # heard of the switch would read it there, for some seconds.
-            log.warning(
-                "a write to %r did not reach its former copy %r: %s", cached.name, former, error
+        state = yield from self.cached_state(former)
+        payloads: list[tuple[Key, Columns]] = []
+        if call.brings_vectors and state.states:
+            # What a collection without a correction takes, its former copy takes with bias 0.
+            call, payloads = yield from self._encode_call(
+                former, state, call, valid=bool(cached.states)
             )
+        yield from self._send(former, state, call)
+        yield from self._set_biases(former, payloads)
 
     def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
@@ -223,48 +218,36 @@ class Writing(StateCache):
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
 
-        # Sizes are estimates: a part that is too large all the same is halved.
-        waiting = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
-        done = 0
-        result: Any = None
-        while waiting:
-            some_items = waiting.pop(0)
-            request = call if len(some_items) == len(items) else call.about(some_items)
-            try:
-                # The first request is the user's own, and fails as such. The others are added.
-                if done:
-                    result = yield from self.patiently(
-                        collection, request.method, **request.options
-                    )
-                else:
-                    result = yield Ask(request.method, (collection,), request.options)
-            except FAILURES as error:
-                if is_too_large(error) and len(some_items) > 1:
-                    middle = len(some_items) // 2
-                    waiting[:0] = [some_items[:middle], some_items[middle:]]
-                    continue
+        def request(some_items: list[Any]) -> Ask:
+            part = call if len(some_items) == len(items) else call.about(some_items)
+            return Ask(part.method, (collection,), part.options)
 
-                # Nothing was written yet: the caller gets Qdrant's error as it is.
-                if not done:
-                    raise
+        def stopped(done: int, _: list[Any], error: Exception) -> PartialWrite:
+            failed = PartialWrite(
+                f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
+                f"then failed: {error_text(error)}: write the others again"
+            )
+            failed.row_count = done
+            return failed
 
-                partial = PartialWrite(
-                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
-                    f"then failed: {error_text(error)}: write the others again"
-                )
-                partial.row_count = done
-                raise partial from error
-
-            done += len(some_items)
-
-        return result
+        # Sizes are estimates: a part that is too large all the same is halved. The first request is
+        # the user's own, and fails as such.
+        results = yield from self.divided(
+            collection,
+            in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES),
+            request,
+            stopped,
+            is_added=False,
+        )
+        return results[-1]
 
     def _set_biases(
         self, collection: str, payloads: Iterable[tuple[Key, Columns]]
     ) -> Operation[None]:
         for key, columns in payloads:
             try:
-                yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
+                ask = Ask("set_payload", (collection, columns, [key]), {"wait": True})
+                yield from self.patiently(ask)
             except FAILURES as error:
                 # A request about one point is carried out whole
                 # or not at all: the point was deleted meanwhile.
@@ -290,8 +273,7 @@ class Writing(StateCache):
         condition may have left some as they were, and another client may have changed some since.
         """
         ids = [key_of(point.id) for point in _points_of(call)]
-        options = {"with_payload": True, "with_vectors": True}
-        points = yield from self.divided(collection, "retrieve", ids, options)
+        points = yield from self.retrieved(collection, ids, with_payload=True, with_vectors=True)
         beside = {field for field, state in cached.states.items() if state.codec.leaves_vectors}
         vectors = [
             {name: vector for name, vector in by_name(point.vector).items() if name in beside}
@@ -344,9 +326,7 @@ class Writing(StateCache):
         """
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
-            records = yield from self.divided(
-                collection, "retrieve", list(points), {"with_payload": False}
-            )
+            records = yield from self.retrieved(collection, list(points), with_payload=False)
             points = {record.id: points[record.id] for record in records}
             if not points:
                 break
@@ -380,7 +360,7 @@ class Writing(StateCache):
 
         points = _points_of(call)
         ids = [key_of(point.id) for point in points]
-        records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
+        records = yield from self.retrieved(collection, ids, with_payload=False)
         existing = {record.id for record in records}
 
         # The condition is about points that exist; an upsert also makes the others.
@@ -407,14 +387,13 @@ class Writing(StateCache):
         ids: list[Key] = []
         offset: Any = None
         while True:
-            page, offset = yield from self.patiently(
-                collection,
-                "scroll",
-                scroll_filter=where,
-                limit=size,
-                offset=offset,
-                with_payload=False,
-            )
+            options = {
+                "scroll_filter": where,
+                "limit": size,
+                "offset": offset,
+                "with_payload": False,
+            }
+            page, offset = yield from self.patiently(Ask("scroll", (collection,), options))
             ids += [record.id for record in page]
             if offset is None:
                 return ids
@@ -514,9 +493,7 @@ class Writing(StateCache):
         lacking = [key for key in keys if key not in payloads]
         if names and lacking:
             for some_keys in in_parts(lacking, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                records = yield from self.divided(
-                    collection, "retrieve", some_keys, {"with_payload": names}
-                )
+                records = yield from self.retrieved(collection, some_keys, with_payload=names)
                 payloads |= {record.id: record.payload or {} for record in records}
         return Items(keys, [payloads.get(key, {}) for key in keys])
 
@@ -527,52 +504,22 @@ class Writing(StateCache):
 
         Raises DualWriteFailed.
         """
-        dual_write = cached.dual_write
-        if dual_write is None or not ids:
-            return
+        if ids:
+            work = partial(self._copy_points, ids)
+            yield from self.reach_copy(cached.name, cached, None, work)
 
-        try:
-            yield from self.expect_copy(cached, dual_write)
-            yield from self._copy_points(cached, dual_write.collection, ids)
-            return
-        except (HubnessError, *FAILURES) as error:
-            # Assumes nothing about the copy: a migration compares all rows later; near the cutover,
-            # when nobody would, the points are copied once more by the state that the collection
-            # has now, or the write fails.
-            if not dual_write.required:
-                log.warning(
-                    "the write reached %r, but not its copy %r, which the migration repairs later: "
-                    "%s",
-                    cached.name,
-                    dual_write.collection,
-                    error,
-                )
-                return
-
-        for name in (cached.name, dual_write.collection):
-            self.forget(name)
-        now = yield from self.cached_state(cached.name)
-        if now.dual_write is None:
-            return
-
-        try:
-            yield from self.expect_copy(now, now.dual_write)
-            yield from self._copy_points(now, now.dual_write.collection, ids)
-        except (HubnessError, *FAILURES) as error:
-            raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy "
-                f"{now.dual_write.collection!r}: {error_text(error)}. "
-                "Write again"
-            ) from error
-
-    def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
+    def _copy_points(
+        self, ids: list[Key], cached: CachedState, dual_write: DualWrite
+    ) -> Operation[None]:
+        copy = dual_write.collection
         target = yield from self.cached_state(copy)
         size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
         for some_ids in parts(list(dict.fromkeys(ids)), size):
             copied: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
-                options = {"with_payload": True, "with_vectors": True}
-                read = yield from self.divided(cached.name, "retrieve", some_ids, options)
+                read = yield from self.retrieved(
+                    cached.name, some_ids, with_payload=True, with_vectors=True
+                )
                 now = {record.id: record for record in read}
                 # Two equal reads: nobody changed the points while they were copied.
                 if now == copied:
@@ -584,7 +531,7 @@ class Writing(StateCache):
                 missing = [id for id in some_ids if id not in now]
                 if missing:
                     selector = models.PointIdsList(points=missing)
-                    yield from self.patiently(copy, "delete", selector, wait=True)
+                    yield from self.patiently(Ask("delete", (copy, selector), {"wait": True}))
             else:
                 raise DualWriteFailed(
                     f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to "
@@ -611,9 +558,11 @@ class Writing(StateCache):
                 )
             )
 
-        rows = target.limits.rows_per_write
-        for some_points in in_parts(points, rows=rows, most_bytes=REQUEST_BYTES):
-            yield from self.divided(copy, "upsert", some_points, {"wait": True})
+        yield from self.divided(
+            copy,
+            in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES),
+            lambda some_points: Ask("upsert", (copy, some_points), {"wait": True}),
+        )
 
 
 def _points_of(call: Call) -> list[Any]:

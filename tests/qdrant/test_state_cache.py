@@ -1,0 +1,56 @@
+"""What a client remembers of collections and of banks."""
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from milvus_hubness import NNN, QueryBank, Recipe, refresh
+from milvus_hubness.extending import Ask, drive
+from qdrant_hubness.client.points import Call
+from tests.qdrant.worlds import Backend, Corrected, key
+from tests.support.galleries import vectors
+
+
+def driven(client, operation, before):
+    """Run an operation of a client, and call `before` with each request."""
+
+    def answer(step):
+        if isinstance(step, Ask):
+            before(step)
+        return client._answer(step)
+
+    return drive(operation, answer)
+
+
+def a_point(i, vector):
+    return models.PointStruct(id=key(i), vector=vector.tolist(), payload={})
+
+
+def test_a_state_that_was_forgotten_while_it_was_read_is_read_again():
+    corrected = Corrected(Backend("local", QdrantClient(":memory:")))
+    client = corrected.backend.hubness(state_ttl=1_000.0)
+    operations = client._operations
+
+    def forget(ask):
+        if ask.method == "get_aliases":
+            operations.forget(corrected.name)
+
+    driven(client, operations.cached_state(corrected.name), forget)
+    methods = []
+    driven(client, operations.cached_state(corrected.name), lambda ask: methods.append(ask.method))
+    assert "get_collection" in methods
+
+
+def test_the_banks_of_all_profiles_stay_in_memory_whatever_the_budget():
+    corrected = Corrected(Backend("local", QdrantClient(":memory:")))
+    other = Recipe(QueryBank(corrected.other), estimator=NNN(8))
+    corrected.store.point_alias("live", corrected.name)
+    refresh(corrected.store, "live", other, profile="second")
+    client = corrected.backend.hubness(state_ttl=1_000.0, bank_budget=1)
+    rows = vectors(np.random.default_rng(3), 2, corrected.DIM)
+    client.upsert("live", [a_point(1_001, rows[0])])
+
+    methods = []
+    write = client._operations.write_one
+    call = Call("upsert", {"points": [a_point(1_003, rows[1])], "wait": True})
+    driven(client, write("live", call), lambda ask: methods.append(ask.method))
+    assert "scroll" not in methods
