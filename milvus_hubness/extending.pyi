@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.arrays import (
     same_directions,
 )
 from milvus_hubness.correction.codec.arrays import packed as packed_vectors
-from milvus_hubness.correction.codec.base import PENDING, RowBiases, RowCodec
+from milvus_hubness.correction.codec.base import PENDING, RowCodec
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.codec.multi_vectors import MultiVectorFormat
 from milvus_hubness.correction.estimators.base import FitInputs
@@ -123,8 +123,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "read_states",
     # What is in a stored row: a store and a client compute nothing of that themselves.
     "RowCodec",
-    # The biases of rows that a client is about to write.
-    "RowBiases",
     # The columns and the type of a stored vector, and rows to and from them.
     "StorageFormat",
     # The same of rows of several vectors.

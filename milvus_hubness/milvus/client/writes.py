@@ -136,15 +136,7 @@ class Writes:
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
     ) -> Operation[SentWrite]:
         """Write rows again that a copy may lack which has taken the name meanwhile."""
-        if write.adds:
-            raise DualWriteFailed(
-                f"the write to {write.collection!r} was so slow that a copy has taken its name "
-                "meanwhile, which may lack it: read the rows again, and write the update again "
-                "where it is missing"
-            )
-
-        # Another insert would create duplicates.
-        upsert = write.as_upsert(cached.key_field)
+        upsert = repeated_write(write, cached)
         return (yield from self._put(upsert, are_new, valid, cached))
 
     def _put_biases(
@@ -373,6 +365,22 @@ class Writes:
         cached = yield from self._states.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
+
+
+def repeated_write(write: Write, cached: CachedState) -> Write:
+    """Return the write that repeats a write which a copy may lack that has taken the name meanwhile.
+
+    Raises DualWriteFailed for one that changes fields by their present values.
+    """
+    if write.adds:
+        raise DualWriteFailed(
+            f"the write to {write.collection!r} was so slow that a copy has taken its name "
+            "meanwhile, which may lack it: read the rows again, and write the update again where it "
+            "is missing"
+        )
+
+    # Another insert would create duplicates.
+    return write.as_upsert(cached.key_field)
 
 
 def _list_banks_of(collection: str, banks: Sequence[str], store: MilvusStore) -> None:

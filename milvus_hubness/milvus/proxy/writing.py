@@ -25,7 +25,6 @@ from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
-    DualWriteFailed,
     InvalidInput,
     UnsupportedOperation,
 )
@@ -34,6 +33,7 @@ from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.client.writes import repeated_write
 from milvus_hubness.milvus.proxy.columns import (
     column_named,
     json_in,
@@ -119,15 +119,7 @@ class _RequestedWrite:
 
     def _write_again(self, cached: CachedState) -> Operation[Any]:
         """Write once more, because a copy may lack the write that has taken the name meanwhile."""
-        if self._has_field_ops:
-            raise DualWriteFailed(
-                f"the write to {self._request.collection_name!r} was so slow that a copy has taken "
-                "its name meanwhile, which may lack it: read the rows again, and write the update "
-                "again where it is missing"
-            )
-
-        # An insert must not create a second row with the key.
-        return self._write_rows(self._as_rows.as_upsert(cached.key_field))
+        return self._write_rows(repeated_write(self._as_rows, cached))
 
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""

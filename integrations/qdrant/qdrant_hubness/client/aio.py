@@ -9,10 +9,9 @@ from typing import Any, ParamSpec
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive_async
+from milvus_hubness.extending import STATE_TTL, Ask, Operation, Pause, drive_async
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
-from qdrant_hubness.client.state_cache import Operation, T
 from qdrant_hubness.client.sync import DEFAULT_BANK_BUDGET
 from qdrant_hubness.store.requests import is_local
 
@@ -81,7 +80,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         if not self._shares:
             await super().close(grpc_grace, **kwargs)
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(self, operation: Operation[Any]) -> Any:
         return await drive_async(operation, self._answer)
 
     async def _answer(self, step: Any) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.extending import expect_arguments
+from milvus_hubness.extending import Operation, expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
-from qdrant_hubness.client.state_cache import Operation
 
 OF_QUERIES = ("strength", "kinds", "profile")
 """Arguments that clients of this package add to queries."""

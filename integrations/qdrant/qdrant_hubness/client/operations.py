@@ -12,7 +12,7 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness import InvalidInput, UnsupportedOperation
-from milvus_hubness.extending import Ask, Floats, expect_factor
+from milvus_hubness.extending import Ask, Floats, Operation, expect_factor
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
     Decoding,
@@ -23,7 +23,6 @@ from qdrant_hubness.client.rewrite import (
     picked_by_mmr,
     points_named,
 )
-from qdrant_hubness.client.state_cache import Operation
 from qdrant_hubness.client.writes import Writing
 from qdrant_hubness.store.rows import UNNAMED, named, vector_words
 

@@ -25,6 +25,19 @@ SELECTORS = {
 }
 """The argument that selects the points of a method, by ids or by a filter."""
 
+_ARGUMENTS = {
+    "delete_vectors": {"vectors": "vector"},
+    "set_payload": {"payload": "payload", "key": "key"},
+    "overwrite_payload": {"payload": "payload"},
+    "delete_payload": {"keys": "keys"},
+}
+"""Methods with the arguments that they have beside the points, and the names of these in an operation
+of batch_update_points.
+"""
+
+_BATCHED = ("upsert", "update_vectors", *_ARGUMENTS, "clear_payload", "delete")
+"""The methods of which batch_update_points takes operations."""
+
 _CONDITIONS = ("update_filter", "update_mode")
 """The arguments by which a write leaves some of its points out."""
 
@@ -148,59 +161,26 @@ def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
     """Return the method that does as an operation of batch_update_points, and its arguments."""
-    request: Any
-    if isinstance(operation, models.UpsertOperation):
-        request = operation.upsert
+    # An operation has one field, with the name of its method.
+    method = next((name for name in _BATCHED if hasattr(operation, name)), "")
+    if not method:
+        raise UnsupportedOperation(
+            f"corrected collections do not support {type(operation).__name__}: use the methods "
+            f"{', '.join(_BATCHED[:-1])} and {_BATCHED[-1]}"
+        )
+
+    request = getattr(operation, method)
+    if method in ("clear_payload", "delete"):
+        return method, {SELECTORS[method]: request}
+    if method == "upsert":
         points = request.batch if isinstance(request, models.PointsBatch) else request.points
-        return "upsert", {"points": points, **_further(request, *_CONDITIONS)}
+        return method, {"points": points, **_further(request, *_CONDITIONS)}
+    if method == "update_vectors":
+        return method, {"points": request.points, **_further(request, "update_filter")}
 
-    if isinstance(operation, models.UpdateVectorsOperation):
-        request = operation.update_vectors
-        return "update_vectors", {"points": request.points, **_further(request, "update_filter")}
-
-    if isinstance(operation, models.DeleteVectorsOperation):
-        request = operation.delete_vectors
-        return "delete_vectors", {
-            "vectors": request.vector,
-            "points": _selector(request),
-            **_further(request),
-        }
-
-    if isinstance(operation, models.DeletePayloadOperation):
-        request = operation.delete_payload
-        return "delete_payload", {
-            "keys": request.keys,
-            "points": _selector(request),
-            **_further(request),
-        }
-
-    if isinstance(operation, models.SetPayloadOperation):
-        request = operation.set_payload
-        arguments = {"payload": request.payload, "points": _selector(request), "key": request.key}
-        return "set_payload", {**arguments, **_further(request)}
-
-    if isinstance(operation, models.OverwritePayloadOperation):
-        request = operation.overwrite_payload
-        return "overwrite_payload", {
-            "payload": request.payload,
-            "points": _selector(request),
-            **_further(request),
-        }
-
-    if isinstance(operation, models.DeleteOperation):
-        return "delete", {"points_selector": operation.delete}
-    if isinstance(operation, models.ClearPayloadOperation):
-        return "clear_payload", {"points_selector": operation.clear_payload}
-
-    raise UnsupportedOperation(
-        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, "
-        "update_vectors, delete_vectors, set_payload, overwrite_payload, delete_payload, "
-        "clear_payload and delete"
-    )
-
-
-def _selector(request: Any) -> Any:
-    return request.filter if request.points is None else list(request.points)
+    arguments = {argument: getattr(request, name) for argument, name in _ARGUMENTS[method].items()}
+    selector = request.filter if request.points is None else list(request.points)
+    return method, {**arguments, "points": selector, **_further(request)}
 
 
 def _further(request: Any, *names: str) -> dict[str, Any]:

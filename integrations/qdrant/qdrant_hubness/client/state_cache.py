@@ -5,7 +5,7 @@ No I/O: see `Operation` in milvus_hubness.extending.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
@@ -19,8 +19,8 @@ from milvus_hubness.extending import (
     BankReference,
     CachedStates,
     CollectionId,
-    Compute,
     DualWrite,
+    Operation,
     Pause,
     StoredBank,
     identity_in,
@@ -41,7 +41,6 @@ from qdrant_hubness.store.requests import (
 from qdrant_hubness.store.rows import UNNAMED, named, rows_of_vectors
 
 T = TypeVar("T")
-Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
 """Rows of a bank that one request reads."""

@@ -7,10 +7,9 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive
+from milvus_hubness.extending import STATE_TTL, Ask, Operation, Pause, drive
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
-from qdrant_hubness.client.state_cache import Operation, T
 from qdrant_hubness.store.requests import is_local, turn
 
 DEFAULT_BANK_BUDGET = 1 << 30
@@ -73,7 +72,7 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         """
         return _PlainClient(self)
 
-    def _run(self, operation: Operation[T]) -> T:
+    def _run(self, operation: Operation[Any]) -> Any:
         return drive(operation, self._answer)
 
     def _answer(self, step: Any) -> Any:

@@ -33,6 +33,7 @@ from milvus_hubness.extending import (
     Floats,
     Items,
     Key,
+    Operation,
     Pause,
     log,
     name_some,
@@ -51,7 +52,7 @@ from qdrant_hubness.client.points import (
     structs,
 )
 from qdrant_hubness.client.rewrite import as_tokens, as_vector
-from qdrant_hubness.client.state_cache import Operation, StateCache
+from qdrant_hubness.client.state_cache import StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, lacks_points
 from qdrant_hubness.store.rows import vector_words
 from qdrant_hubness.store.sizes import in_parts
