@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from qdrant_client import models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import HubnessError
@@ -27,6 +29,7 @@ from milvus_hubness.extending import (
     read_states,
 )
 from qdrant_hubness.client.cached_state import CachedState
+from qdrant_hubness.client.points import parts
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.limits import Limits
@@ -41,6 +44,9 @@ from qdrant_hubness.store.requests import (
 from qdrant_hubness.store.rows import UNNAMED, named, rows_of_vectors
 
 T = TypeVar("T")
+
+IDS_PER_REQUEST = 1_000
+"""Most ids in one request."""
 
 ROWS_PER_PAGE = 1_000
 """Rows of a bank that one request reads."""
@@ -160,9 +166,34 @@ class StateCache(CachedStates[CachedState]):
     def retrieved(self, collection: str, ids: list[Any], **options: Any) -> Operation[list[Any]]:
         """Return the records of these ids, by as many requests as they need."""
         answers = yield from self.divided(
-            collection, [ids], lambda some_ids: Ask("retrieve", (collection, some_ids), options)
+            collection,
+            parts(ids, IDS_PER_REQUEST),
+            lambda some_ids: Ask("retrieve", (collection, some_ids), options),
         )
         return [record for records in answers for record in records]
+
+    def scrolled(
+        self,
+        collection: str,
+        where: models.Filter,
+        rows_per_page: int,
+        expect_bounded: Callable[[int], None] = lambda count: None,
+        **options: Any,
+    ) -> Operation[list[Any]]:
+        """Return the records that a filter selects, page by page.
+
+        expect_bounded: raises if these are too many records.
+        """
+        options |= {"scroll_filter": where, "limit": rows_per_page}
+        records: list[Any] = []
+        offset: Any = None
+        while True:
+            ask = Ask("scroll", (collection,), {**options, "offset": offset})
+            page, offset = yield from self.patiently(ask)
+            records += page
+            expect_bounded(len(records))
+            if offset is None:
+                return records
 
     def retrying_by_width(
         self,
@@ -247,22 +278,13 @@ class StateCache(CachedStates[CachedState]):
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
         where = rows_of(reference.generation, BankGenerations.parts_of(reference))
 
-        records: list[Any] = []
-        offset: Any = None
-        while True:
-            options = {
-                "scroll_filter": where,
-                "limit": rows,
-                "offset": offset,
-                "with_vectors": True,
-            }
-            ask = Ask("scroll", (reference.collection,), options)
-            page, offset = yield from self.patiently(ask)
-            records += page
-            BankGenerations.expect_bounded(reference, len(records))
-            if offset is None:
-                break
-
+        records = yield from self.scrolled(
+            reference.collection,
+            where,
+            rows,
+            partial(BankGenerations.expect_bounded, reference),
+            with_vectors=True,
+        )
         params = schema.dense(described)[UNNAMED]
         vectors = rows_of_vectors(
             [named(record.vector)[UNNAMED] for record in records],

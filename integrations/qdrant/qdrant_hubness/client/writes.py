@@ -52,7 +52,7 @@ from qdrant_hubness.client.points import (
     structs,
 )
 from qdrant_hubness.client.rewrite import as_tokens, as_vector
-from qdrant_hubness.client.state_cache import StateCache
+from qdrant_hubness.client.state_cache import IDS_PER_REQUEST, StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, lacks_points
 from qdrant_hubness.store.rows import vector_words
 from qdrant_hubness.store.sizes import in_parts
@@ -62,9 +62,6 @@ DUAL_WRITE_ROUNDS = 20
 
 GENERATION_ROUNDS = 5
 """How often biases are written again while one refresh follows the other."""
-
-IDS_PER_REQUEST = 1_000
-"""Most ids in one request."""
 
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
@@ -211,11 +208,15 @@ class Writing(StateCache):
         yield from self._send(former, state, call)
         yield from self._set_biases(former, payloads)
 
-    def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
+    def _send(
+        self, collection: str, cached: CachedState, call: Call, *, is_added: bool = False
+    ) -> Operation[Any]:
         """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
         more digits, and the ids of a filter may be many. Raises PartialWrite if a later part fails.
+
+        is_added: whether it is no call of the user's, see `divided`.
         """
-        items = call.items if cached.states or cached.dual_write else []
+        items = call.items if is_added or cached.states or cached.dual_write else []
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
 
@@ -238,7 +239,7 @@ class Writing(StateCache):
             in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES),
             request,
             stopped,
-            is_added=False,
+            is_added=is_added,
         )
         return results[-1]
 
@@ -274,15 +275,19 @@ class Writing(StateCache):
         condition may have left some as they were, and another client may have changed some since.
         """
         ids = [key_of(point.id) for point in _points_of(call)]
-        points = yield from self.retrieved(collection, ids, with_payload=True, with_vectors=True)
+        records = yield from self.retrieved(collection, ids, with_payload=True, with_vectors=True)
+        # Augmented vectors have their biases in them.
         beside = {field for field, state in cached.states.items() if state.codec.leaves_vectors}
         vectors = [
-            {name: vector for name, vector in by_name(point.vector).items() if name in beside}
-            for point in points
+            {field: vector for field, vector in by_name(record.vector).items() if field in beside}
+            for record in records
         ]
-        columns = yield from self._encode(collection, cached, points, vectors, valid=False)
-        keyed = zip(points, columns, strict=True)
-        payloads = [(key_of(point.id), biases) for point, biases in keyed if biases]
+        points = [
+            record.model_copy(update={"vector": plain})
+            for record, plain in zip(records, vectors, strict=True)
+        ]
+        update = Call("update_vectors", {"points": points})
+        _, payloads = yield from self._encode_call(collection, cached, update, valid=False)
         yield from self._set_biases(collection, payloads)
 
     def _complete(
@@ -385,19 +390,8 @@ class Writing(StateCache):
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
         cached = yield from self.cached_state(collection)
         size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
-        ids: list[Key] = []
-        offset: Any = None
-        while True:
-            options = {
-                "scroll_filter": where,
-                "limit": size,
-                "offset": offset,
-                "with_payload": False,
-            }
-            page, offset = yield from self.patiently(Ask("scroll", (collection,), options))
-            ids += [record.id for record in page]
-            if offset is None:
-                return ids
+        records = yield from self.scrolled(collection, where, size, with_payload=False)
+        return [record.id for record in records]
 
     @staticmethod
     def _ids(call: Call) -> list[Key]:
@@ -492,10 +486,9 @@ class Writing(StateCache):
         }
         names = sorted(state.fields_read)
         lacking = [key for key in keys if key not in payloads]
-        if names and lacking:
-            for some_keys in in_parts(lacking, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                records = yield from self.retrieved(collection, some_keys, with_payload=names)
-                payloads |= {record.id: record.payload or {} for record in records}
+        if names:
+            records = yield from self.retrieved(collection, lacking, with_payload=names)
+            payloads |= {record.id: record.payload or {} for record in records}
         return Items(keys, [payloads.get(key, {}) for key in keys])
 
     # -- the copy ----------------------------------------------------------------------------------
@@ -546,24 +539,13 @@ class Writing(StateCache):
         if not records:
             return
 
-        shown = [cached.shown(record) for record in records]
-        vectors = [by_name(record.vector) for record in shown]
-        columns = yield from self._encode(copy, target, shown, vectors, valid=False)
-
-        points = []
-        for record, augmented, biases in zip(shown, vectors, columns, strict=True):
-            payload = {**(record.payload or {}), **biases}
-            points.append(
-                models.PointStruct.model_construct(
-                    id=record.id, vector=merged(augmented), payload=payload
-                )
-            )
-
-        yield from self.divided(
-            copy,
-            in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES),
-            lambda some_points: Ask("upsert", (copy, some_points), {"wait": True}),
-        )
+        points = [
+            construct(models.PointStruct, id=shown.id, vector=shown.vector, payload=shown.payload)
+            for shown in map(cached.shown, records)
+        ]
+        call = Call("upsert", {"points": points, "wait": True})
+        call, _ = yield from self._encode_call(copy, target, call, valid=False)
+        yield from self._send(copy, target, call, is_added=True)
 
 
 def _points_of(call: Call) -> list[Any]:
