@@ -158,42 +158,24 @@ class _RequestedWrite:
 
 def delete(operations: Operations, request: Any) -> Operation[Any]:
     """Answer a DeleteRequest. Raises DualWriteFailed, UnsupportedOperation."""
-    cached = yield from operations.states.cached_state(request.collection_name)
-    if cached.dual_write is None:
-        return (yield from _delete_as_sent(operations, request))
-
-    answer = yield from _delete_as_client(operations, request)
-    result = milvus_pb2.MutationResult(
-        timestamp=(yield TimeOfWrite(cached.real_name or request.collection_name))
-    )
-    if isinstance(answer, dict):
-        result.delete_cnt = answer["delete_count"]
-    else:
-        # Milvus Lite returns the keys, and so does pymilvus.
-        result.delete_cnt = len(answer)
-        put_keys(result.IDs, answer)
-    return result
-
-
-def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
-    """Pass the request on; delete as a client does if a job has begun meanwhile."""
+    collection = request.collection_name
+    delete_as_client = partial(_delete_as_client, operations, request)
+    cached = yield from operations.states.cached_state(collection)
+    if cached.dual_write is not None:
+        return (yield from delete_as_client(cached))
 
     def send(cached: CachedState) -> Operation[Any]:
         return (yield Send(addressed(request, cached)))
 
-    def delete_again(_: CachedState) -> Operation[Any]:
-        return _delete_as_client(operations, request)
-
-    result, cached = yield from operations.states.written(
-        request.collection_name, None, send, delete_again
-    )
+    result, cached = yield from operations.states.written(collection, None, send, delete_as_client)
+    # A job may have begun meanwhile.
     if cached.dual_write is not None:
-        yield from _delete_as_client(operations, request)
+        yield from delete_as_client(cached)
     return result
 
 
-def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
-    """Delete as HubnessClient does: in the copy too."""
+def _delete_as_client(operations: Operations, request: Any, cached: CachedState) -> Operation[Any]:
+    """Delete as HubnessClient does, in the copy too, and return its answer as a message."""
     options: dict[str, Any] = {"consistency_level": request.consistency_level}
     if values := request.expr_template_values:
         options["filter_params"] = {name: _filter_value(value) for name, value in values.items()}
@@ -205,7 +187,18 @@ def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
         request.partition_name or None,
         options,
     )
-    return operations.dual_writes.delete(deletion)
+    answer = yield from operations.dual_writes.delete(deletion)
+
+    result = milvus_pb2.MutationResult(
+        timestamp=(yield TimeOfWrite(cached.real_name or request.collection_name))
+    )
+    if isinstance(answer, dict):
+        result.delete_cnt = answer["delete_count"]
+    else:
+        # Milvus Lite returns the keys, and so does pymilvus.
+        result.delete_cnt = len(answer)
+        put_keys(result.IDs, answer)
+    return result
 
 
 _VALUE_LISTS = ("bool_data", "long_data", "double_data", "string_data")

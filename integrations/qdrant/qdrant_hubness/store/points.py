@@ -348,18 +348,8 @@ class QdrantPoints:
     ) -> dict[Key, Any]:
         """As Store.values: any point may have any key in its payload."""
         rows = min(MOST_ROWS, self._limits(collection).rows_per_read)
-        values: dict[Key, Any] = {}
-        for start in range(0, len(keys), rows):
-            records = self.ask(
-                "retrieve",
-                collection,
-                ids=list(keys[start : start + rows]),
-                with_payload=[name],
-                with_vectors=False,
-                **self._reads,
-            )
-            values |= {record.id: (record.payload or {}).get(name) for record in records}
-        return values
+        records = self._retrieved(collection, keys, rows, with_payload=[name], with_vectors=False)
+        return {record.id: (record.payload or {}).get(name) for record in records}
 
     def upsert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
@@ -491,19 +481,17 @@ class QdrantPoints:
         return read_states(self._properties(collection, described), collection)
 
     def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
-        records: list[Any] = []
         rows = self._rows_per_request(form)
-        for start in range(0, len(keys), rows):
-            records += self.ask(
-                "retrieve",
-                collection,
-                ids=list(keys[start : start + rows]),
-                with_payload=True,
-                with_vectors=True,
-                **self._reads,
-            )
-
+        records = self._retrieved(collection, keys, rows, with_payload=True, with_vectors=True)
         return form.batch(in_order(records, keys))
+
+    def _retrieved(
+        self, collection: str, keys: Sequence[Key], rows: int, **options: Any
+    ) -> Iterator[Any]:
+        """Yield the points of these keys, `rows` of them by each request."""
+        for start in range(0, len(keys), rows):
+            some_keys = list(keys[start : start + rows])
+            yield from self.ask("retrieve", collection, ids=some_keys, **options, **self._reads)
 
     def _records(
         self, collection: str, partition: str, limits: Limits, scroll: Scroll = ALL_IDS
