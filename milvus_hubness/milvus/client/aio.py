@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
+from milvus_hubness.clients.steps import Pause
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.methods import Methods, drive_async
@@ -19,7 +20,6 @@ from milvus_hubness.milvus.client.steps import (
     LearnSchema,
     LoadBank,
     Operation,
-    Pause,
     as_milvus,
     refusing,
 )
