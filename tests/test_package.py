@@ -28,6 +28,7 @@ WITHOUT_PYMILVUS = {
     "correction",
     "quality",
     "jobs",
+    "clients",
     "reports",
     "extras",
     "serve",

@@ -15,6 +15,7 @@ STOREYS = (
     "correction",
     "quality",
     "jobs",
+    "clients",
     "milvus",
     "reports",
     "api",

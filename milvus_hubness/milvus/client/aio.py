@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
+from milvus_hubness.clients.steps import Pause
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
@@ -20,7 +21,6 @@ from milvus_hubness.milvus.client.steps import (
     LearnSchema,
     LoadBank,
     Operation,
-    Pause,
     as_milvus,
     refusing,
 )

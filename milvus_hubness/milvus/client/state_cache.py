@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.clients.states import CachedCollection, CachedStates
+from milvus_hubness.clients.steps import Pause
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
@@ -29,7 +31,6 @@ from milvus_hubness.jobs.store.ownership import (
     side_helpers,
 )
 from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
-from milvus_hubness.milvus.client.cached_states import CachedCollection, CachedStates
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS
@@ -43,7 +44,6 @@ from milvus_hubness.milvus.client.steps import (
     LearnSchema,
     LoadBank,
     Operation,
-    Pause,
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.schema import expect_side_collections
@@ -163,7 +163,8 @@ class StateCache(CachedStates[CachedState]):
 
     def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
         expect_state_ttl(state_ttl)
-        super().__init__(state_ttl, policy)
+        super().__init__(state_ttl, policy.cut_over_seconds)
+        self.policy = policy
         self.side_memory = SideMemory(state_ttl)
 
         self._last: dict[str, CachedState] = {}
@@ -214,17 +215,14 @@ class StateCache(CachedStates[CachedState]):
             yield Pause(CUT_OVER_PAUSE)
 
         cached = _described(description, collection, began + self._state_ttl)
-        yield from self._learn_changed_schemas(collection, cached)
-        if self._last.get(collection, cached) != cached:
+        last = self._last.get(collection, NOTHING)
+        if cached.states and last.states != cached.states:
+            # pymilvus has the schemas that it has read.
+            yield LearnSchema(cached.real_name)
+        if last not in (NOTHING, cached):
             self._changed[collection] = began
         self._last[collection] = cached
         return cached
-
-    def _learn_changed_schemas(self, collection: str, cached: CachedState) -> Operation[None]:
-        """Let pymilvus read the schemas again that may have changed since the last state."""
-        last = self._last.get(collection, NOTHING)
-        if cached.states and last.states != cached.states:
-            yield LearnSchema(cached.real_name)
 
     def _repeated(
         self,

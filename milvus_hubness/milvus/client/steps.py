@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 
+from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Compute, Pause
 from milvus_hubness.errors import HubnessError, InvalidInput
 from milvus_hubness.milvus.store.server import connect
 
@@ -33,7 +34,7 @@ CONNECT_SECONDS = 10.0
 class ClientPolicy:
     """Waits of a client, and what it assumes of the server."""
 
-    cut_over_seconds: float = 5.0
+    cut_over_seconds: float = CUT_OVER_SECONDS
     """Longest wait for a collection whose name moves to its copy."""
 
 
@@ -109,20 +110,6 @@ class InStore:
     """
 
     work: Callable[[MilvusStore], Any]
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Run long work outside the event loop; the outcome is the value that `work` returns."""
-
-    work: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Wait for `seconds`, without a thread in asyncio."""
-
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -291,16 +291,14 @@ def _storable_vectors(column: Any, row_count: int, state: CollectionState) -> Fl
 
 def _add_hidden_columns(columns: Any, codec: RowCodec, hidden: Mapping[str, Sequence[Any]]) -> None:
     """Add the bias, the epoch and what vectors are decoded by, as columns."""
+    types = {
+        codec.bias_field: (schema_pb2.DataType.Float, "float_data"),
+        codec.epoch_field: (schema_pb2.DataType.Int64, "long_data"),
+    }
     for name, values in hidden.items():
-        if name == codec.bias_field:
-            column = columns.add(type=schema_pb2.DataType.Float, field_name=name)
-            column.scalars.float_data.data.extend(values)
-        elif name == codec.epoch_field:
-            column = columns.add(type=schema_pb2.DataType.Int64, field_name=name)
-            column.scalars.long_data.data.extend(values)
-        else:
-            column = columns.add(type=schema_pb2.DataType.Double, field_name=name)
-            column.scalars.double_data.data.extend(values)
+        column_type, values_field = types.get(name, (schema_pb2.DataType.Double, "double_data"))
+        column = columns.add(type=column_type, field_name=name)
+        getattr(column.scalars, values_field).data.extend(values)
 
 
 def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:

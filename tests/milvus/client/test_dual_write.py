@@ -7,6 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
+from milvus_hubness.clients.steps import Compute, Pause
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import BiasSlots
@@ -17,7 +18,7 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
-from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
+from milvus_hubness.milvus.client.steps import Ask, InStore, LearnSchema, LoadBank
 from tests.support.ledgers import MIGRATION, MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
@@ -269,7 +270,7 @@ def test_what_would_be_added_twice_is_reported_instead(adds):
 def test_what_is_known_is_as_old_as_the_question(monkeypatch):
     """A state expires so long after it was asked for, however long the answer took."""
     now = [0.0]
-    monkeypatch.setattr("milvus_hubness.milvus.client.cached_states.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milvus_hubness.clients.states.time.monotonic", lambda: now[0])
     database = Database()
     database.operations = Operations(NONE, 5.0, 1 << 20)
 

@@ -12,7 +12,7 @@ from pymilvus.client.prepare import Prepare
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, plan_correction
-from milvus_hubness.milvus.client.steps import Compute
+from milvus_hubness.clients.steps import Compute
 from milvus_hubness.milvus.proxy import ProxyOptions
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.messages import Send

@@ -7,18 +7,19 @@ wrong because the collection has changed, the client reads the state and works o
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import DualWriteFailed, StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import DualWrite
-from milvus_hubness.milvus.client.steps import ClientPolicy, Operation
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -75,10 +76,10 @@ class CachedCollection:
 C = TypeVar("C", bound=CachedCollection)
 
 
-class CachedStates(Generic[C]):
+class CachedStates(ABC, Generic[C]):
     """The cache of collection states, and attempts by it; a client of a database says how to read.
 
-    state_ttl: TTL of a state, in seconds.
+    state_ttl: TTL of a state, in seconds. cut_over_seconds: how much longer a former copy serves.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]
@@ -90,8 +91,8 @@ class CachedStates(Generic[C]):
     write_again: ClassVar[str] = "Write again"
     """The remedy of a write of which a part is missing."""
 
-    def __init__(self, state_ttl: float, policy: ClientPolicy | None = None) -> None:
-        self.policy = policy or ClientPolicy()
+    def __init__(self, state_ttl: float, cut_over_seconds: float = CUT_OVER_SECONDS) -> None:
+        self._cut_over_seconds = cut_over_seconds
         self._state_ttl = state_ttl
 
         self._states: dict[str, C] = {}
@@ -101,38 +102,38 @@ class CachedStates(Generic[C]):
 
     # -- what the client of a database adds --------------------------------------------------------
 
+    @abstractmethod
     def read_state(self, collection: str, timeout: float | None) -> Operation[C]:
         """Return the state as the collection has it now, which expires `state_ttl` seconds after it
         was requested. Without a collection it has no name: the call that follows reports that.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def bodies_of(self, keys: Sequence[str]) -> Operation[list[str]]:
         """Return these records of the ledger, as JSON; the key of a migration is its target."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_bank(self, reference: BankReference) -> Operation[StoredBank]:
         """Read a bank from the database."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text_of(self, error: Exception) -> str:
         """Return the message of an error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exceeds_limit(self, error: Exception) -> bool:
         """Whether the database refused a request unread that it may take in smaller parts."""
-        raise NotImplementedError
 
     def sent_in_parts(self, collection: str, error: Exception) -> None:
         """Note that a request was sent in parts after this error."""
 
+    @abstractmethod
     def copy_now(
         self, collection: str, cached: C, dual_write: DualWrite, timeout: float | None
     ) -> Operation[tuple[C, DualWrite] | None]:
         """Return the state and the copy by which a write that did not reach the copy is to be made on
         it once more, as names may have moved; None if the dual writes have ended.
         """
-        raise NotImplementedError
 
     # -- the cache ---------------------------------------------------------------------------------
 
@@ -147,10 +148,7 @@ class CachedStates(Generic[C]):
     def remembered(self, collection: str) -> C | None:
         """Return the state if it is cached and not older than the TTL."""
         cached = self._states.get(collection)
-        if cached is None:
-            return None
-
-        return cached if time.monotonic() < cached.expires_at else None
+        return cached if cached is not None and time.monotonic() < cached.expires_at else None
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[C]:
         """Return the collection state, read at most once in `state_ttl` seconds.
@@ -207,9 +205,9 @@ class CachedStates(Generic[C]):
         the write went to the former one alone. failed: the state and the error of a first attempt.
         """
         if failed is None:
-            used = self.remembered(collection)
-            if used is None:
-                used = yield from self.cached_state(collection, timeout)
+            used = self.remembered(collection) or (
+                yield from self.cached_state(collection, timeout)
+            )
             try:
                 result = yield from call(used)
             except self.perhaps_outdated as error:
@@ -255,7 +253,7 @@ class CachedStates(Generic[C]):
 
     def is_outlived(self, used: C) -> bool:
         """Whether the copy that this state names may serve no clients any more."""
-        return time.monotonic() > used.expires_at + self.policy.cut_over_seconds
+        return time.monotonic() > used.expires_at + self._cut_over_seconds
 
     def written(
         self,
@@ -270,8 +268,6 @@ class CachedStates(Generic[C]):
         write if it names one, else the newest, because a migration may have begun meanwhile.
         """
         result, cached = yield from self.used(collection, timeout, write, again or write)
-        if now := self.remembered(collection):
-            return result, cached if cached.dual_write else now
         if cached.dual_write is not None:
             return result, cached
 
@@ -328,7 +324,7 @@ class CachedStates(Generic[C]):
         dual_write.require_copy(origin, permits, found.states, found.identity)
         cached.checked.add(dual_write)
 
-    # -- requests about several items --------------------------------------------------------------
+    # -- requests in parts, and writes to a copy ---------------------------------------------------
 
     def in_parts(
         self,

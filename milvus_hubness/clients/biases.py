@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from milvus_hubness.clients.states import CachedStates
+from milvus_hubness.clients.steps import Compute, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
-from milvus_hubness.milvus.client.cached_states import CachedStates
-from milvus_hubness.milvus.client.steps import Compute, Operation
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.fitted import Correction

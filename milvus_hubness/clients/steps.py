@@ -1,0 +1,36 @@
+"""Operations, and the steps that those of every database have.
+
+An operation is a generator: it yields what it needs of the outside world as a step, and is resumed
+with the outcome. So it does no I/O itself, and the same operation runs in a synchronous and in an
+asynchronous client, each of which runs steps its own way. A client of a database adds its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CUT_OVER_SECONDS = 5.0
+"""Longest time, in seconds, for which a name moves to a copy, and for which a former copy serves on
+after the states that lead to it have expired.
+"""
+
+Operation = Generator[Any, Any, T]
+"""Yields steps, is resumed with their outcomes or errors, and returns its result."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Run long work outside the event loop; the outcome is the value that `work` returns."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait for `seconds`, without a thread in asyncio."""
+
+    seconds: float
