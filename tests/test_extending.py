@@ -116,7 +116,7 @@ def test_there_are_no_more_names_than_needed():
 
 WITHOUT_A_USER = {
     "Store", "Renaming", "BiasKeys", "SideCollections", "ClientFeatures",
-    "Made", "Operation", "FitInputs", "Vectors", "Reranker", "Event", "Events", "Progress",
+    "Made", "Compute", "FitInputs", "Vectors", "Reranker", "Event", "Events", "Progress",
 }  # fmt: skip
 """The names that an extension needs, and that no integration uses: those of estimators, re-rankers and listeners,
 and the types that a type checker asks for."""
