@@ -16,6 +16,7 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     Copy,
+    Detail,
     HubnessClient,
     Judgements,
     RunFiles,
@@ -101,7 +102,12 @@ def run(uri, folder):
     # What would it do? Evaluators read the runs, and have the same figures.
     files = RunFiles(folder / "raw.trec", folder / "corrected.trec", folder / "used.qrels")
     diagnosis = diagnose(
-        client, "functions", recipe=data.bank, judgements=judgements, measure="nDCG@10", runs=files
+        client,
+        "functions",
+        recipe=data.bank,
+        judgements=judgements,
+        measure="nDCG@10",
+        detail=Detail(runs=files),
     )
     print(f"diagnosis     {diagnosis.value_before:.4f} raw, {diagnosis.value_after:.4f} corrected")
     raw, corrected = (figure(path, files.qrels) for path in (files.raw, files.corrected))

@@ -42,6 +42,7 @@ from milvus_hubness.correction.rerank import GloballyCorrected as GloballyCorrec
 from milvus_hubness.errors import *  # noqa: F403
 from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
+from milvus_hubness.jobs.common.inputs import Gallery as Gallery
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
 from milvus_hubness.jobs.common.recipe import Recipe as Recipe
 from milvus_hubness.jobs.enable.plan import Beside as Beside
@@ -58,6 +59,7 @@ from milvus_hubness.milvus.store.server import connect as connect
 from milvus_hubness.quality.tuning import compare as compare
 from milvus_hubness.reports.check import Check as Check
 from milvus_hubness.reports.experiment import experiment_report as experiment_report
+from milvus_hubness.reports.report import Detail as Detail
 from milvus_hubness.reports.runs import RunFiles as RunFiles
 
 __version__: str

@@ -8,6 +8,7 @@ from typing import Any
 
 from milvus_hubness.api.databases import Database, of_database, store_of
 from milvus_hubness.correction.banks.bank import BankLike
+from milvus_hubness.jobs.common.inputs import Gallery
 from milvus_hubness.reports import check as checks
 from milvus_hubness.reports import collections
 
@@ -17,7 +18,7 @@ diagnose = of_database(collections.diagnose)
 
 @wraps(checks.check)
 def check(
-    source: Database | BankLike | str | os.PathLike[str],
+    source: Database | Gallery | BankLike | str | os.PathLike[str],
     collection: str | None = None,
     *arguments: Any,
     **named: Any,

@@ -163,9 +163,14 @@ def _checked(
     store: that of the collection; None for items in a file.
     """
     from milvus_hubness.correction.banks.bank import QueryBank
-    from milvus_hubness.jobs.common.inputs import key_column_of, read_texts
+    from milvus_hubness.jobs.common.inputs import (
+        Gallery,
+        expect_distinct,
+        key_column_of,
+        read_texts,
+    )
     from milvus_hubness.jobs.common.recipe import Recipe
-    from milvus_hubness.reports.check import check
+    from milvus_hubness.reports.check import checked, read
 
     judgements = judging.read(pages.query_text, other=subject.items)
     if pages.runs is not None:
@@ -179,49 +184,39 @@ def _checked(
         if queries is not None and pages.query_text is not None:
             texts = read_texts(store, subject.queries, pages.query_text, len(queries))
 
-    detail = pages.detail(texts)
+    source: Store | Gallery
     if store is None:
         assert subject.items is not None, "the command line names items or a collection"
-        result = check(
-            subject.items,
-            recipe=Recipe(
-                QueryBank.load(bank.bank, bank.bank_column),
-                queries=queries,
-                target_bank=subject.target_bank,
-            ),
-            judgements=judgements,
-            measure=judging.measure,
-            metric=subject.metric,
-            key_column=key_column_of(subject.items, judging.key_column, judging.pairs),
-            quick=subject.quick,
-            detail=detail,
-            progress=progress,
-        )
+        past: QueryBank | None = QueryBank.load(bank.bank, bank.bank_column)
+        targets: QueryBank | str | None = subject.target_bank
+        key_column = key_column_of(subject.items, judging.key_column, judging.pairs)
+        source = Gallery.load(subject.items, subject.metric, key_column=key_column)
+        if pages.runs is not None:
+            expect_distinct(source.keys, source.title)
     else:
         assert collection is not None, "the command line names items or a collection"
-        result = check(
-            store,
-            collection,
-            Recipe(
-                bank.read(store, collection, subject.field),
-                queries=queries,
-                target_bank=options.read_vectors(store, subject.target_bank),
-                kind=subject.kind,
-            ),
-            judgements=judgements,
-            measure=judging.measure,
-            field=subject.field,
-            # After the result is shown.
-            stores=False,
-            quick=subject.quick,
-            detail=detail,
-            progress=progress,
-        )
+        past = bank.read(store, collection, subject.field)
+        targets = options.read_vectors(store, subject.target_bank)
+        source = store
+    reading = read(
+        source,
+        collection,
+        Recipe(past, queries=queries, target_bank=targets, kind=subject.kind),
+        judgements=judgements,
+        measure=judging.measure,
+        field=subject.field,
+        progress=progress,
+    )
+    detail = pages.detail(texts)
+    if detail is not None:
+        # Before the methods are tried, which takes long.
+        detail.expect_possible(reading.inputs.gallery)
+    result = checked(reading, quick=subject.quick, progress=progress)
 
     # Here, where the progress is shown.
     if detail is None:
         return result, None
-    return result, Hubs.written(result.search_hubs(detail), pages, judgements)
+    return result, Hubs.written(result.diagnosed(detail), pages, judgements)
 
 
 def _show(

@@ -41,9 +41,6 @@ LACKS_TARGETS = (
 class Biased:
     """The rows of a gallery with their biases."""
 
-    title: str
-    """The name of the collection, or what the items are called."""
-
     gallery: Gallery
 
     biases: Floats
@@ -60,6 +57,11 @@ class Biased:
 
     kinds: GalleryKinds | None
     """The kinds of the rows, by whose means corrected searches compare; None for none."""
+
+    @property
+    def title(self) -> str:
+        """The name of the collection, or what the items are called."""
+        return self.gallery.title
 
     @cached_property
     def reduced(self) -> Floats:
@@ -154,9 +156,7 @@ def read_biased(
     reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))
     source = kinds.kinds.rule.source if kinds is not None else ""
     verdict = info.verdicts.of(field or only_field(info), bank.fingerprint, source)
-    return BiasedGallery(
-        info.name, gallery, biases, strength, reduced, activated, kinds, info, verdict
-    )
+    return BiasedGallery(gallery, biases, strength, reduced, activated, kinds, info, verdict)
 
 
 def _kinds_in_use(

@@ -7,27 +7,23 @@ like hubness before both. The rows are read once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.errors import InvalidInput, redacted
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import (
     Gallery,
     expect_distinct,
-    gallery_of,
-    key_column_of,
-    read_items,
 )
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -40,8 +36,7 @@ from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.tuning import Tuning, Verdict, halves
 from milvus_hubness.reports.biased import Biased, computed_biases, read_biased
 from milvus_hubness.reports.page import render
-from milvus_hubness.reports.report import BankFacts, Detail, Diagnosis, diagnose
-from milvus_hubness.reports.runs import RunFiles
+from milvus_hubness.reports.report import NO_DETAIL, BankFacts, Detail, Diagnosis, diagnose
 from milvus_hubness.reports.tuned import CollectionTuning, Tuned, TuningInputs, store_tuned
 
 PAGE_HEIGHT = 720
@@ -86,20 +81,13 @@ class Check:
         """
         return self.diagnosed()
 
-    def diagnosed(
-        self,
-        *,
-        texts: Sequence[str] | None = None,
-        slice_by: str | None = None,
-        group_by: str | None = None,
-        runs: RunFiles | None = None,
-    ) -> Diagnosis:
-        """Search for the hubs, and return them with what these arguments name, as in `diagnose`.
+    def diagnosed(self, detail: Detail = NO_DETAIL) -> Diagnosis:
+        """Search for the hubs, and return them with this detail, as `diagnose` does.
 
-        Raises InvalidInput for queries of another number than `texts`, and, with runs, InvalidParameter and
-        UnreadableFile.
+        Raises InvalidInput for what the items cannot show, DimensionMismatch for texts of another number
+        than the queries, and, with runs, InvalidParameter and UnreadableFile.
         """
-        return self.search_hubs(Detail(texts, slice_by, group_by, runs))
+        return self.search_hubs(detail)
 
     @property
     def verdict(self) -> Verdict:
@@ -146,73 +134,74 @@ class Check:
         )
 
 
+Source: TypeAlias = "Store | Gallery | BankLike | str | os.PathLike[str]"
+"""A store with a collection; or items, as a Gallery, an array or the name of a file."""
+
+
 def check(
-    source: Store | BankLike | str | os.PathLike[str],
+    source: Source,
     collection: str | None = None,
     recipe: Recipe | BankLike | str | os.PathLike[str] | None = None,
     *,
     judgements: Judgements | str | os.PathLike[str] | None = None,
-    ignore_identical: bool = False,
     measure: str | Measure = R_AT_1,
-    metric: str = "COSINE",
-    keys: Sequence[Key] | None = None,
-    key_column: str | None = None,
     field: str | None = None,
     seed: int = 0,
-    stores: bool = True,
     quick: bool = False,
-    detail: Detail | None = None,
     progress: Progress = silent,
 ) -> Check:
     """Look for faults of the data, judge the correction with every method, and show the hubs.
 
-    source: a store with a `collection`, or items (n, d) as an array or the name of a file. recipe: past
+    source: a store with a `collection`, or items (n, d) as an array or the name of a file, which are
+    compared by their cosine, or as a Gallery with another metric and with keys. recipe: past
     queries as a bank alone, by default those of a corrected collection; or with real queries apart from
     these, a target bank and, of a collection, kinds. judgements: queries with right rows. Each may be the
-    name of a file.
-    ignore_identical: whether the row that has the id of a query of the judgements is no answer to it,
-    for data in which queries are rows, see `Judgements.ignoring_identical`.
-    metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
-    of the file, from `key_column` or a column of a usual name. field, measure: as in `tune`. The verdict on
-    a collection is stored as by `tune`, unless a stored one on this bank rests on more. stores: False
-    leaves that to the caller, see `store_tuned`. quick: whether to look at 5,000 items and 1,000 queries only,
-    which stores nothing. detail: what `search_hubs` will be called with, if it will be: what the items
-    cannot show is refused before the methods are tried.
+    name of a file. field, measure: as in `tune`. The verdict on a collection is stored as by `tune`, unless
+    a stored one on this bank rests on more. quick: whether to look at 5,000 items and 1,000 queries only,
+    which stores nothing.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
+    if isinstance(judgements, str | os.PathLike):
+        judgements = Judgements.load(judgements)
+    reading = read(
+        source,
+        collection,
+        Recipe.of(recipe),
+        judgements=judgements,
+        measure=measure,
+        field=field,
+        progress=progress,
+    )
+    result = checked(reading, quick=quick, seed=seed, progress=progress)
+    if not isinstance(reading, CollectionTuning):
+        return result
+    # Last, as the result is worth more than the note of it.
+    if unstored := store_tuned(reading.store, result.title, result.unstored):
+        log.warning("%s", unstored)
+        return result
+    return replace(result, unstored=None)
+
+
+def read(
+    source: Source,
+    collection: str | None,
+    recipe: Recipe,
+    *,
+    judgements: Judgements | None = None,
+    measure: str | Measure = R_AT_1,
+    field: str | None = None,
+    progress: Progress = silent,
+) -> CollectionTuning | TuningInputs:
+    """Read what `check` looks at, before methods are tried. Raises as it does."""
     chosen_measure = Measure.of(measure)
-    recipe = Recipe.of(recipe)
     recipe.expect_only("check", "bank", "target_bank", "queries", "kind")
+    if judgements is not None and recipe.queries is not None:
+        raise InvalidInput("judgements have queries of their own: leave out the other ones")
     if collection is not None:
         expect_store(source)
-        recipe = recipe.read(cast(Store, source), collection, field)
-    past = recipe.named_bank
-    real = recipe.named_queries
-    targets = recipe.named_targets
-    # Files that the caller names: of items, and of judgements.
-    items = source if collection is None and isinstance(source, str | os.PathLike) else None
-    pairs = judgements if isinstance(judgements, str | os.PathLike) else None
-    if key_column is not None and items is None and pairs is None:
-        raise InvalidInput(
-            "key_column is of a file of items or of judgements: pass one by its name"
-        )
-    key_of_items = None if items is None else key_column_of(items, key_column, pairs)
-    if isinstance(judgements, str | os.PathLike):
-        judgements = Judgements.load(
-            judgements, key_column=key_column_of(judgements, key_column, items)
-        )
-    if ignore_identical:
-        if judgements is None:
-            raise InvalidInput("ignore_identical is about judgements, with ids: pass these too")
-        judgements = judgements.ignoring_identical()
-    if judgements is not None and real is not None:
-        raise InvalidInput("judgements have queries of their own: leave out the other ones")
-
-    if collection is not None:
-        store = cast(Store, source)
-        reading = CollectionTuning.read(
-            store,
+        return CollectionTuning.read(
+            cast(Store, source),
             collection,
             recipe,
             field=field,
@@ -220,88 +209,57 @@ def check(
             measure=chosen_measure,
             progress=progress,
         )
-        if detail is not None:
-            detail.expect_possible(reading.inputs.gallery, reading.inputs.title)
-        if quick:
-            reading = reading.quick(seed)
-        tuned = reading.run(seed=seed, progress=progress)
-        result = _checked(tuned, _in_use(reading, past), seed, progress)
-        if not stores:
-            return result
-        # Last, as the result is worth more than the note of it.
-        if unstored := store_tuned(store, result.title, tuned.unstored):
-            log.warning("%s", unstored)
-            return result
-        return replace(result, unstored=None)
 
     if hasattr(source, "info") or field is not None or recipe.kind is not None:
         raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
     for name in VECTORS:
         if isinstance(named := getattr(recipe, name), str):
             raise InvalidInput(f"{name} {named!r} is in a database: name a collection of it, too")
-    gallery, title = _items_of(source, metric, keys, key_of_items)
-    if detail is not None:
-        detail.expect_possible(gallery, title)
-    if past is None:
+    gallery = _items_of(source)
+    bank = recipe.named_bank
+    if bank is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
+    title = gallery.title
+    items = "the gallery" if title == "items" else f"the file {title}"
     of_judgements = None if judgements is None else judgements.queries
-    items = f"the file {title}" if isinstance(source, str | os.PathLike) else "the gallery"
-    for one in (past, real, targets, of_judgements):
-        if one is not None:
-            one.expect_dim(gallery.layout.dim, items)
-    if judgements is not None or (detail is not None and detail.runs is not None):
+    for vectors in filter(None, (bank, recipe.named_queries, recipe.named_targets, of_judgements)):
+        vectors.expect_dim(gallery.layout.dim, items)
+    judged = None
+    if judgements is not None:
         expect_distinct(gallery.keys, title)
-    judged = None if judgements is None else judgements.within(gallery.keys, title)
-    inputs = TuningInputs(title, gallery, past, targets, real, judged, chosen_measure)
-    if quick:
-        inputs = inputs.quick(seed)
-    return _checked(Tuned(inputs.tune(seed=seed, progress=progress), inputs), None, seed, progress)
-
-
-def _in_use(reading: CollectionTuning, past: QueryBank | None) -> Biased | None:
-    """Return the rows with the biases of a corrected collection; None if it is not corrected.
-
-    past: the bank that the caller names.
-    """
-    inputs = reading.inputs
-    state = reading.info.state_of(reading.field)
-    if state is None:
-        return None
-    is_its_own = state.profile.bank.queries_fingerprint == inputs.bank.fingerprint or past is None
-    return read_biased(
-        reading.store,
-        reading.info.name,
-        None if is_its_own else inputs.bank,
-        field=reading.field,
-        gallery=inputs.gallery,
+        judged = judgements.within(gallery.keys, title)
+    return TuningInputs(
+        gallery, bank, recipe.named_targets, recipe.named_queries, judged, chosen_measure
     )
 
 
-def _items_of(
-    source: BankLike | str | os.PathLike[str],
-    metric: str,
-    keys: Sequence[Key] | None,
-    key_column: str | None,
-) -> tuple[Gallery, str]:
-    """Return the items of an array or a file, and what to call them."""
+def _items_of(source: Gallery | BankLike | str | os.PathLike[str]) -> Gallery:
+    """Return the items of a gallery, an array or a file."""
+    if isinstance(source, Gallery):
+        return source
     if isinstance(source, str | os.PathLike):
-        name = os.fspath(source)
-        if "://" in name or name.endswith(".db"):
-            address = redacted(repr(name))
-            raise InvalidInput(
-                f"{address} is a database: pass MilvusStore(connect({address})) and a collection"
-            )
-        if keys is not None:
-            raise InvalidInput("the keys of a file are in it: leave out keys, or pass an array")
-        return read_items(source, metric, key_column), name
-    vectors = source.vectors if isinstance(source, QueryBank) else as_vectors(source, "the gallery")
-    return gallery_of(vectors, metric, keys, "items"), "items"
+        return Gallery.load(source)
+    return Gallery.of(source)
 
 
-def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress) -> Check:
-    """Return the check after its tuning. in_use: the biases of a corrected collection."""
-    progress("looking for faults of the data", 0, 1)
+def checked(
+    reading: CollectionTuning | TuningInputs,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Check:
+    """Return the check of what was read; the verdict on a collection is not stored yet.
+
+    quick: as of `check`.
+    """
+    tuned = (reading.quick(seed) if quick else reading).run(seed=seed, progress=progress)
     inputs = tuned.inputs
+    in_use = None
+    if isinstance(reading, CollectionTuning):
+        in_use = _in_use(reading, inputs)
+
+    progress("looking for faults of the data", 0, 1)
     gallery = inputs.gallery
     judged = inputs.judged
     queries = None if inputs.queries is None else inputs.queries.vectors
@@ -316,7 +274,25 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
     )
 
     search_hubs = partial(_diagnosed, tuned, in_use, tuple(faults), seed, progress)
-    return Check(inputs.title, tuple(faults), tuned.tuning, search_hubs, tuned.unstored)
+    return Check(gallery.title, tuple(faults), tuned.tuning, search_hubs, tuned.unstored)
+
+
+def _in_use(reading: CollectionTuning, inputs: TuningInputs) -> Biased | None:
+    """Return the rows with the biases of a corrected collection; None if it is not corrected.
+
+    inputs: those of the reading, or a part of them.
+    """
+    state = reading.info.state_of(reading.field)
+    if state is None:
+        return None
+    is_its_own = state.profile.bank.queries_fingerprint == reading.inputs.bank.fingerprint
+    return read_biased(
+        reading.store,
+        reading.info.name,
+        None if is_its_own else inputs.bank,
+        field=reading.field,
+        gallery=inputs.gallery,
+    )
 
 
 def _diagnosed(
@@ -391,4 +367,4 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
     reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))
     # Rounded as in the stored verdict, which jobs follow.
     strength = round(tuning.strength, 2) or 1.0
-    return Biased(inputs.title, gallery, biases, strength, reduced, activated, kinds)
+    return Biased(gallery, biases, strength, reduced, activated, kinds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
@@ -16,8 +14,13 @@ from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.tuning import Tuning
 from milvus_hubness.reports import report
 from milvus_hubness.reports.biased import read_biased
-from milvus_hubness.reports.report import NOTHING_KNOWN, BankFacts, Detail, Diagnosis
-from milvus_hubness.reports.runs import RunFiles
+from milvus_hubness.reports.report import (
+    NO_DETAIL,
+    NOTHING_KNOWN,
+    BankFacts,
+    Detail,
+    Diagnosis,
+)
 from milvus_hubness.reports.tuned import CollectionTuning, store_tuned
 
 
@@ -30,10 +33,7 @@ def diagnose(
     judgements: Judgements | None = None,
     measure: str | Measure = R_AT_1,
     field: str | None = None,
-    texts: Sequence[str] | None = None,
-    slice_by: str | None = None,
-    group_by: str | None = None,
-    runs: RunFiles | None = None,
+    detail: Detail = NO_DETAIL,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search queries in a collection's rows before and after correction, and report the hubs.
@@ -42,10 +42,8 @@ def diagnose(
     judgements with right rows. recipe: the bank, the target bank, the estimator and
     the kinds whose biases are shown, or a bank alone, if the collection is not corrected; by default those of
     tuning, else the defaults. A corrected one has its own. measure: of what users
-    send of these, R@k, MRR, MAP or nDCG@k. texts: of the
-    queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
-    of their own; group_by: one whose values get their shares of the answers.
-    runs: files for evaluators, with the rankings and the judgements.
+    send of these, R@k, MRR, MAP or nDCG@k. detail: what is shown beyond the hubs, and files for
+    evaluators.
 
     Raises InvalidParameter for further words of a recipe, InvalidInput, DimensionMismatch,
     CollectionNotFound, EmptyCollection, CannotMigrate for kinds that are not possible, and with runs
@@ -57,8 +55,8 @@ def diagnose(
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     in_database = read_from_database(store, {"queries": queries}, collection, field)
     queries = in_database.get("queries") or optional_bank(queries)
-    if runs is not None:
-        runs.check(judgements)
+    if detail.runs is not None:
+        detail.runs.check(judgements)
     recipe = Recipe.of(recipe)
     recipe.expect_only("diagnose", "bank", "target_bank", "estimator", "kind")
     biased = read_biased(store, collection, recipe, field=field, progress=progress)
@@ -70,7 +68,6 @@ def diagnose(
     if judgements is not None:
         searched = judgements.within(biased.gallery.keys, biased.title)
     assert searched is not None, "a diagnosis has queries or judgements"
-    detail = Detail(texts, slice_by, group_by, runs)
     return report.diagnose(biased, searched, measure=chosen_measure, known=known, detail=detail)
 
 

@@ -373,14 +373,11 @@ class Detail(NamedTuple):
     image_field: str | None = None
     """A scalar field with the images of the rows, which a page shows."""
 
-    def expect_possible(self, gallery: Gallery, title: str) -> None:
-        """Raise InvalidInput for what the rows of a gallery cannot show.
-
-        title: what to call the gallery.
-        """
+    def expect_possible(self, gallery: Gallery) -> None:
+        """Raise InvalidInput for what the rows of a gallery cannot show."""
         if gallery.layout.multi_vectors:
             raise InvalidInput(
-                f"the hubs of {title!r} cannot be shown, as its rows have several vectors each: check "
+                f"the hubs of {gallery.title!r} cannot be shown, as its rows have several vectors each: check "
                 "without a page says whether correction helps"
             )
         named = {
@@ -435,7 +432,7 @@ def diagnose(
     InvalidParameter and UnreadableFile.
     """
     gallery = biased.gallery
-    detail.expect_possible(gallery, biased.title)
+    detail.expect_possible(gallery)
     for value in (biased.strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")

@@ -63,9 +63,6 @@ QUICK = (
 class TuningInputs:
     """What methods are tried on: items, a bank, and the queries that judge."""
 
-    title: str
-    """The name of the collection, or what the items are called."""
-
     gallery: Gallery
 
     bank: QueryBank
@@ -93,6 +90,11 @@ class TuningInputs:
 
     remarks: tuple[str, ...] = ()
     """What the user should know of them, a sentence each."""
+
+    @property
+    def inputs(self) -> TuningInputs:
+        """These, as a `CollectionTuning` has them."""
+        return self
 
     @property
     def searched(self) -> QueryBank | None:
@@ -180,6 +182,10 @@ class TuningInputs:
             remarks=(*tuned.remarks, *self.remarks),
         )
 
+    def run(self, *, seed: int = 0, progress: Progress = silent) -> Tuned:
+        """Try every method, as `tune` does; return with the result what it was made on."""
+        return Tuned(self.tune(seed=seed, progress=progress), self)
+
 
 def expected_seconds(items: int, queries: int, dim: int) -> float:
     """Return about how many seconds a look takes on this machine."""
@@ -264,9 +270,7 @@ class CollectionTuning:
         gallery = read_gallery(store, info, field, progress=progress)
         judged = None if judgements is None else judgements.within(gallery.keys, info.name)
         recipe = replace(recipe, bank=bank, target_bank=target_bank, kind=kind)
-        inputs = TuningInputs(
-            info.name, gallery, bank, target_bank, queries, judged, chosen_measure
-        )
+        inputs = TuningInputs(gallery, bank, target_bank, queries, judged, chosen_measure)
         return cls(store, info, field, recipe, in_use, inputs)
 
     def quick(self, seed: int) -> CollectionTuning:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pymilvus import DataType
 
-from milvus_hubness import Judgements, MilvusStore, RunFiles, connect
+from milvus_hubness import Detail, Judgements, MilvusStore, RunFiles, connect
 from milvus_hubness.reports import collections, report
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import vectors
@@ -219,7 +219,7 @@ def test_a_killed_diagnosis_leaves_the_runs_as_they_were(judged, run, monkeypatc
                 "numbers",
                 recipe=np.load("bank.npy"),
                 judgements=Judgements.load("numbers.qrels", "vectors.npz"),
-                runs=RunFiles(Path("raw.trec"), Path("corrected.trec")),
+                detail=Detail(runs=RunFiles(Path("raw.trec"), Path("corrected.trec"))),
             )
     assert Path("corrected.trec").read_text() == "former"
     assert not Path("raw.trec").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from milvus_lite.server_manager import server_manager_instance
 
-from milvus_hubness import check, connect
+from milvus_hubness import Gallery, check, connect
 from milvus_hubness.basics.requirements import install_line
 from tests.support.galleries import hubby_gallery, plain_collection
 from tests.support.installs import OF_JOBS_ALONE, packages_without, run_with
@@ -57,7 +57,7 @@ def test_two_files_have_the_verdict_of_a_full_install(light, pairs):
     assert (folder / "hubness.html").read_text().startswith("<!DOCTYPE html>")
 
     judged = {"judgements": "pairs.npz"} if pairs else {}
-    in_full = check("items.npy", recipe="past.npy", metric="IP", **judged).to_dict()
+    in_full = check(Gallery.load("items.npy", "IP"), recipe="past.npy", **judged).to_dict()
     assert in_light["verdict"] == in_full["verdict"] == "apply"
     assert in_light["sentence"] == in_full["sentence"]
     in_full = json.loads(json.dumps(in_full, default=float))

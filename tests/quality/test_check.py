@@ -10,7 +10,7 @@ import pytest
 from milvus_hubness import Judgements, MultiVectors, QueryBank, Recipe, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
-from milvus_hubness.jobs.common.inputs import gallery_of
+from milvus_hubness.jobs.common.inputs import Gallery
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.labelled import LabelledQueries
@@ -45,7 +45,7 @@ def test_a_few_items_are_not_judged_with_and_without_labels():
         with pytest.raises(
             InvalidInput, match=f"49 items are too few .* {FEWEST_ITEMS} are needed"
         ):
-            check(few, recipe=QUERIES[100:200], judgements=labels, metric="IP")
+            check(Gallery.of(few, "IP"), recipe=QUERIES[100:200], judgements=labels)
 
 
 @pytest.mark.long
@@ -53,7 +53,7 @@ def test_verdict_and_page_measure_among_all_items_as_float64_does():
     """Also where methods are tried on a part of them, among which more right ones come first."""
     items, asked, right = hubby_gallery(rows=3 * tuning.MOST_ITEMS, queries=1_200)
     pairs = Judgements.of(asked[700:], right[700:])
-    told = check(items, recipe=asked[:700], judgements=pairs, metric="IP")
+    told = check(Gallery.of(items, "IP"), recipe=asked[:700], judgements=pairs)
     scores = asked[700:].astype(float) @ items.T.astype(float)
     raw = float((scores.argmax(1) == right[700:]).mean())
     fitted = told.tuning.choice.settled().fit(QueryBank(asked[:700]), gallery=items)
@@ -91,19 +91,19 @@ def test_the_page_and_the_verdict_show_the_same_figures_of_the_bank(judged):
 
 def test_a_quick_look_keeps_all_right_items_and_says_of_how_many_it_is():
     count = QUICK_ITEMS + 70
-    gallery = gallery_of(np.eye(2, dtype=np.float32)[np.arange(count) % 2], "IP")
+    gallery = Gallery.of(np.eye(2, dtype=np.float32)[np.arange(count) % 2], "IP")
     bank = QueryBank(np.ones((QUICK_QUERIES + 9, 2)))
     keys = [3, count - 1]
     judged = Judgements.of(np.ones((2, 2)), keys).within(gallery.keys, "items")
-    quick = TuningInputs("items", gallery, bank, judged=judged).quick(seed=0)
+    quick = TuningInputs(gallery, bank, judged=judged).quick(seed=0)
     part = quick.gallery
     assert (len(part.keys), len(quick.bank)) == (QUICK_ITEMS, QUICK_QUERIES)
     assert set(keys) <= set(part.keys)
     np.testing.assert_array_equal(part.vectors, gallery.vectors[part.keys])
     [remark] = quick.remarks
     assert remark.startswith("a quick look at 5,000 of 5,070 items and 1,000 of 1,009 queries")
-    small = gallery_of(ITEMS, "IP")
-    all_of_it = TuningInputs("items", small, QueryBank(BANK)).quick(seed=0)
+    small = Gallery.of(ITEMS, "IP")
+    all_of_it = TuningInputs(small, QueryBank(BANK)).quick(seed=0)
     assert (all_of_it.is_quick, all_of_it.remarks) == (True, ())
 
 
@@ -162,7 +162,7 @@ def test_faults_come_first_and_grave_ones_refuse(tmp_path):
 
 def test_under_each_metric():
     for metric in ("ip", "L2"):
-        assert check(ITEMS, recipe=BANK, metric=metric).diagnosis.n_items == len(ITEMS)
+        assert check(Gallery.of(ITEMS, metric), recipe=BANK).diagnosis.n_items == len(ITEMS)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,6 @@ def test_under_each_metric():
         ),
         ({"source": "http://localhost:19530"}, r"is a database: pass MilvusStore\(connect"),
         ({"source": "shop.db"}, r"is a database: pass MilvusStore\(connect\('shop.db'\)\)"),
-        ({"keys": [1, 2]}, "items has 2 keys for 400 items"),
         ({"collection": "products"}, "a store is needed"),
         ({"judgements": Judgements.of(ASKED, RIGHT + 1000)}, "go from 0 to 399"),
     ],
@@ -187,6 +186,11 @@ def test_arguments_that_do_not_go_together_are_one_line(arguments, message):
     with pytest.raises(InvalidInput, match=message) as refused:
         check(**{"source": ITEMS, "recipe": BANK, **arguments})
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_keys_of_another_number_than_the_items():
+    with pytest.raises(InvalidInput, match="items has 2 keys for 400 items"):
+        Gallery.of(ITEMS, keys=[1, 2])
 
 
 def test_vectors_of_another_model():
@@ -202,12 +206,14 @@ def texts(count, seed):
 def test_items_of_several_vectors_have_a_verdict_and_faults_and_no_page():
     documents = texts(300, 1)
     documents[7][:] = 0
-    result = check(MultiVectors.of(documents), recipe=MultiVectors.of(texts(100, 2)), metric="IP")
+    result = check(
+        Gallery.of(MultiVectors.of(documents), "IP"), recipe=MultiVectors.of(texts(100, 2))
+    )
     assert result.verdict == "leave it alone"
     assert [fault.text for fault in result.faults] == ["1 of 300 rows has a zero vector"]
 
     among = MultiVectors.of([*texts(90, 2), *documents[8:18]])
-    faults = check(MultiVectors.of(documents), recipe=among, metric="IP").faults
+    faults = check(Gallery.of(MultiVectors.of(documents), "IP"), recipe=among).faults
     assert "items as queries" in {fault.name for fault in faults}
     with pytest.raises(InvalidInput, match="rows have several vectors each: check without a page"):
         result.diagnosed()

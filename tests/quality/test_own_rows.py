@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import InvalidInput, Judgements, QueryBank, check
+from milvus_hubness import Gallery, InvalidInput, Judgements, QueryBank, check
 from milvus_hubness.quality import measures, outcomes, retrieval
 from milvus_hubness.quality.data_faults import data_faults
 from milvus_hubness.quality.rankings import rankings
@@ -108,12 +108,9 @@ def test_check_says_when_and_then_measures_as_evaluators_do(data):
         assert "wrong file" not in str(fault)
 
     checked = check(
-        rows,
+        Gallery.of(rows, "IP", keys),
         recipe=past(data),
-        judgements=judged(data),
-        keys=keys,
-        metric="IP",
-        ignore_identical=True,
+        judgements=judged(data).ignoring_identical(),
     )
     assert not [fault for fault in checked.faults if fault.name == "items as queries"]
     ranks, scores = brute_force(rows, asked, right)
@@ -146,11 +143,11 @@ def test_what_says_nothing_of_rows_is_refused(data):
     rows, keys, asked, right = data
     without_ids = Judgements.of(rows[asked], [keys[row] for row in right])
     with pytest.raises(InvalidInput, match="the judgements have no ids: add a column 'query_id'"):
-        check(rows, recipe=past(data), judgements=without_ids, keys=keys, ignore_identical=True)
-    with pytest.raises(InvalidInput, match="ignore_identical is about judgements, with ids"):
-        check(rows, recipe=past(data), ignore_identical=True)
+        without_ids.ignoring_identical()
     others = Judgements.of(
         rows[asked], [keys[row] for row in right], ids=[f"q{row}" for row in asked]
     )
     with pytest.raises(InvalidInput, match="no query has the key of a row of 'items' as its id"):
-        check(rows, recipe=past(data), judgements=others, keys=keys, ignore_identical=True)
+        check(
+            Gallery.of(rows, keys=keys), recipe=past(data), judgements=others.ignoring_identical()
+        )

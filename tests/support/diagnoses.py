@@ -19,6 +19,7 @@ def biased(
     """Return items (n, d) under IP with their biases (n,)."""
     vectors = np.asarray(gallery, np.float32)
     rows = Gallery(
+        title,
         Layout(vectors.shape[1], "IP"),
         list(range(len(vectors)) if keys is None else keys),
         vectors,
@@ -26,7 +27,7 @@ def biased(
         None,
     )
     biases = np.asarray(biases, np.float32)
-    return Biased(title, rows, biases, strength, QueryBank.of(bank), activated, kinds)
+    return Biased(rows, biases, strength, QueryBank.of(bank), activated, kinds)
 
 
 def judgements(queries, positives, keys, grades=None, texts=None):

@@ -41,6 +41,7 @@ from milvus_hubness.errors import (
     InvalidInput,
     UnreadableFile,
     name_some,
+    redacted,
 )
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
@@ -145,7 +146,10 @@ def _read_column(path: str, column: str) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector."""
+    """The rows of a collection, or the items of an array or a file, that have a usable vector."""
+
+    title: str
+    """The name of the collection or of the file; "items" for those of an array."""
 
     layout: Layout
     keys: list[Key]
@@ -157,6 +161,83 @@ class Gallery:
     """(n,), those that searches use now; None if the collection is not corrected."""
     unusable: int = 0
     """Number of further rows whose vector is zero under COSINE, or not finite."""
+
+    @classmethod
+    def of(
+        cls,
+        vectors: npt.ArrayLike | QueryBank,
+        metric: str = "COSINE",
+        keys: Sequence[Key] | None = None,
+        *,
+        title: str = "items",
+    ) -> Gallery:
+        """Return items (n, d) without a collection.
+
+        metric: COSINE, IP or L2, by which searches compare them. keys: by default their numbers. Raises
+        InvalidParameter for another metric, InvalidInput, NonFiniteVectors and EmptyCollection.
+        """
+        items = (
+            vectors.vectors
+            if isinstance(vectors, QueryBank)
+            else as_vectors(vectors, "the gallery")
+        )
+        keys = list(range(len(items))) if keys is None else list(keys)
+        if len(keys) != len(items):
+            raise InvalidInput(f"{title} has {len(keys)} keys for {len(items)} items")
+        layout_class = MultiVectorLayout if is_token_rows(items) else Layout
+        layout = layout_class(items.shape[1], as_metric(metric))
+        valid = np.flatnonzero(~layout.invalid(items))
+        if not len(valid):
+            raise EmptyCollection(f"{title} has no items with a valid vector")
+
+        usable = items[valid]
+        return cls(
+            title,
+            with_mean(layout, usable),
+            [keys[row] for row in valid.tolist()],
+            usable,
+            [{} for _ in valid],
+            None,
+            unusable=len(keys) - len(valid),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        metric: str = "COSINE",
+        *,
+        key_column: str | None = None,
+    ) -> Gallery:
+        """Read the vectors of a file as items without a collection.
+
+        Their keys are those of `key_column`, by default of a column such as `key` or `id`, or else the
+        numbers of the rows; a warning says so if the file has texts that could be keys. metric: as of
+        `of`. Raises as `of` and QueryBank.load do.
+        """
+        name = os.fspath(path)
+        if "://" in name or name.endswith(".db"):
+            address = redacted(repr(name))
+            raise InvalidInput(
+                f"{address} is a database: pass MilvusStore(connect({address})) and a collection"
+            )
+        with open_columns(path, "a file of items") as columns:
+            of_vectors = vectors_in(columns, ITEM_NAMES)
+            vectors = as_vectors(columns.vectors(of_vectors), f"the file {path}")
+            others = [other for other in columns.names if other != of_vectors]
+            of_keys = key_named(others, name, key_column, holds_vectors=columns.holds_vectors)
+            keys = None
+            if of_keys is not None:
+                keys = _checked_keys(columns, of_keys)
+            elif texts := _like_keys(columns, others, len(vectors)):
+                log.warning(
+                    "%s has no column of keys, so its rows are numbered from 0: if %s has the keys, name "
+                    "it with %s",
+                    path,
+                    " or ".join(map(repr, texts)),
+                    KEY_OPTION,
+                )
+        return cls.of(vectors, metric, keys, title=name)
 
     @property
     def items(self) -> Items:
@@ -239,6 +320,7 @@ def read_gallery(
 
     layout = layout if state else with_mean(layout, vectors)
     return Gallery(
+        info.name,
         layout,
         keys,
         vectors,
@@ -265,33 +347,6 @@ def _has_column(path: str | os.PathLike[str], column: str) -> bool:
         return False
     with open_columns(path) as columns:
         return column in columns.names
-
-
-def read_items(path: str | os.PathLike[str], metric: str, key_column: str | None = None) -> Gallery:
-    """Read the vectors of a file as the items of a gallery.
-
-    Its keys are those of `key_column`, by default of a column such as `key` or `id`, or else the
-    numbers of the rows; a warning says so if it has texts that could be keys. metric: by
-    which searches compare them. Raises as QueryBank.load, InvalidParameter for another metric,
-    InvalidInput and EmptyCollection.
-    """
-    with open_columns(path, "a file of items") as columns:
-        name = vectors_in(columns, ITEM_NAMES)
-        vectors = as_vectors(columns.vectors(name), f"the file {path}")
-        others = [other for other in columns.names if other != name]
-        of_keys = key_named(others, str(path), key_column, holds_vectors=columns.holds_vectors)
-        keys = None
-        if of_keys is not None:
-            keys = _checked_keys(columns, of_keys)
-        elif texts := _like_keys(columns, others, len(vectors)):
-            log.warning(
-                "%s has no column of keys, so its rows are numbered from 0: if %s has the keys, name "
-                "it with %s",
-                path,
-                " or ".join(map(repr, texts)),
-                KEY_OPTION,
-            )
-    return gallery_of(vectors, metric, keys, str(path))
 
 
 def _checked_keys(columns: Columns, name: str) -> list[Key]:
@@ -331,30 +386,6 @@ def _like_keys(columns: Columns, names: Sequence[str], count: int) -> list[str]:
         if all(isinstance(value, str) for value in values) and len(set(values)) == count:
             found.append(name)
     return found
-
-
-def gallery_of(
-    vectors: Floats, metric: str, keys: Sequence[Key] | None = None, source: str = "array"
-) -> Gallery:
-    """Return items (n, d) as a gallery. keys: by default their numbers. Raises as `read_items`."""
-    keys = list(range(len(vectors))) if keys is None else list(keys)
-    if len(keys) != len(vectors):
-        raise InvalidInput(f"{source} has {len(keys)} keys for {len(vectors)} items")
-    layout_class = MultiVectorLayout if is_token_rows(vectors) else Layout
-    layout = layout_class(vectors.shape[1], as_metric(metric))
-    valid = np.flatnonzero(~layout.invalid(vectors))
-    if not len(valid):
-        raise EmptyCollection(f"{source} has no items with a valid vector")
-
-    vectors = vectors[valid]
-    return Gallery(
-        with_mean(layout, vectors),
-        [keys[row] for row in valid.tolist()],
-        vectors,
-        [{} for _ in valid],
-        None,
-        unusable=len(keys) - len(valid),
-    )
 
 
 @dataclass(frozen=True, eq=False)

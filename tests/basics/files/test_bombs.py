@@ -15,7 +15,7 @@ from milvus_hubness.basics.files import sizes
 from milvus_hubness.basics.files.columns import open_columns
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError, UnreadableFile
-from milvus_hubness.jobs.common.inputs import read_items, read_texts
+from milvus_hubness.jobs.common.inputs import Gallery, read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from tests.support.memory import peak_of
 
@@ -232,7 +232,7 @@ def test_honest_files_that_compress_well_are_read(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "signs.npz", query=rows, key=np.arange(500, dtype=np.int8) % 3)
     np.testing.assert_array_equal(QueryBank.load(tmp_path / "signs.npz").vectors, rows)
     assert len(Judgements.load(tmp_path / "signs.npz")) == 500
-    assert read_items(tmp_path / "signs.npz", "IP").keys[:4] == [0, 1, 2, 0]
+    assert Gallery.load(tmp_path / "signs.npz", "IP").keys[:4] == [0, 1, 2, 0]
 
 
 def test_a_line_of_any_length_is_refused(tmp_path):

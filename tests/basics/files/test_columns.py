@@ -15,7 +15,7 @@ import pytest
 from milvus_hubness import InvalidInput, Judgements, QueryBank
 from milvus_hubness.basics.requirements import install_line
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
-from milvus_hubness.jobs.common.inputs import key_column_of, read_items
+from milvus_hubness.jobs.common.inputs import Gallery, key_column_of
 
 ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
 KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]
@@ -345,14 +345,14 @@ def test_rows_of_items_are_not_numbered_silently(tmp_path, caplog):
     codes = list("vwxyz")
     further = {"brand": list("aabbc"), "code": codes}
     path = write(tmp_path / "a.parquet", {"item": ROWS, **further})
-    assert read_items(path, "IP").keys == [0, 1, 2, 3, 4]
+    assert Gallery.load(path, "IP").keys == [0, 1, 2, 3, 4]
     [warning] = caplog.messages
     assert (
         "its rows are numbered from 0: if 'code' has the keys, name it with --key-column" in warning
     )
     caplog.clear()
-    assert read_items(path, "IP", "code").keys == codes
-    assert read_items(write(tmp_path / "b.parquet", {"item": ROWS}), "IP").keys == [0, 1, 2, 3, 4]
+    assert Gallery.load(path, "IP", key_column="code").keys == codes
+    assert Gallery.load(write(tmp_path / "b.parquet", {"item": ROWS}), "IP").keys == [0, 1, 2, 3, 4]
     assert caplog.messages == []
 
 
@@ -480,7 +480,7 @@ def test_the_first_vector_of_a_csv_stays_and_a_header_is_none(tmp_path, case):
     """Numbers of rows are keys where there are no others: one vector more or less moves them all."""
     path = tmp_path / "items.csv"
     path.write_text(HEADERS[case], "utf-8")
-    gallery = read_items(path, "COSINE")
+    gallery = Gallery.load(path, "COSINE")
     np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
     assert list(gallery.keys) == list(range(300))
     np.testing.assert_array_equal(QueryBank.load(path).vectors, gallery.vectors)
@@ -501,7 +501,7 @@ def test_decimal_commas(tmp_path):
         for number, row in enumerate(GALLERY)
     )
     path.write_text("key;vector\n" + cells)
-    gallery = read_items(path, "COSINE")
+    gallery = Gallery.load(path, "COSINE")
     np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
     assert list(gallery.keys[:2]) == ["17", "18"]
 
@@ -588,7 +588,7 @@ def test_vectors_in_every_kind_of_list_that_arrow_has(tmp_path, name):
         paths.append(tmp_path / "items.parquet")
         pq.write_table(table, paths[-1])
     for path in paths:
-        gallery = read_items(path, "IP")
+        gallery = Gallery.load(path, "IP")
         np.testing.assert_allclose(gallery.vectors, ROWS, rtol=accuracy)
         assert list(gallery.keys) == KEYS
     judged = Judgements.from_frame(table.rename_columns(["query", "key"]))

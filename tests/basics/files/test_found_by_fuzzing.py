@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from milvus_hubness.basics.files.parquet_footer import chunks_of
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError, UnreadableFile
-from milvus_hubness.jobs.common.inputs import read_items, read_texts
+from milvus_hubness.jobs.common.inputs import Gallery, read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.serve import ConfigFile
 from tests.support.memory import peak_of
@@ -173,7 +173,7 @@ READERS = (
     QueryBank.load,
     Judgements.load,
     read_clicks,
-    lambda path: read_items(path, "IP"),
+    lambda path: Gallery.load(path, "IP"),
     lambda path: read_texts(None, str(path), "text", 2),
     ConfigFile,
 )
