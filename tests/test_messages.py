@@ -124,7 +124,6 @@ COMMANDS = {
     "hubs songs_hubness --query narrow.npy": (
         "the field has dimension 8; the bank from narrow.npy has 7: embed both with one model"
     ),
-    "hubs songs_hubness --csv --json": "Invalid value: give --csv or --json, not both",
     "enable songs__bank --bank bank.npy": "'songs__bank' is a query bank: name the collection of the items",
     "enable products --bank bank.npy --max-miss-rate 2": "max_miss_rate must be between 0 and 1, not 2.0",
     "migrate run --plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",

@@ -93,8 +93,7 @@ def check(
 
     Needs past queries only; with --pairs it measures the gain. Writes no row; the verdict is stored
     at the end, and a line says if that fails. Exits with 3 if a fault of the data makes the figures
-    worthless, if the verdict is to leave the search alone, or if a measured value is beyond
-    --max-skewness or --min-gain; the page is written first.
+    worthless, or if the verdict is to leave the search alone; the page is written first.
 
     Example: milvus-hubness check --items items.npy --queries past.npy --pairs pairs.npz
     """
@@ -104,8 +103,6 @@ def check(
         raise typer.BadParameter("give --queries or --pairs, not both")
     if subject.items:
         bank, subject = subject.past_queries(bank)
-    if pages.min_gain is not None and not judging.pairs:
-        raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
     read = (
         ("--items", subject.items),
         ("--bank", bank.bank),
@@ -145,7 +142,7 @@ def check(
         store_verdict(connection.open(), result.title, result.unstored)
     if hubs is not None:
         hubs.warn()
-    if result.is_refused or (hubs is not None and hubs.crossed):
+    if result.is_refused:
         raise typer.Exit(console.REFUSED)
 
 

@@ -70,12 +70,12 @@ PANELS = {
     "Control": (
         "init", "plan", "rehearse", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
-        "purpose", "newer", "no_writers", "state_ttl", "max_skewness", "min_gain",
+        "purpose", "newer", "no_writers", "state_ttl",
     ),
     "Output": (
         "watch",
         "page", "out", "save_run", "save_qrels", "run_depth", "measure", "top",
-        "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
+        "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_json",
     ),
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""
@@ -86,7 +86,7 @@ RARE = {
     "param", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
     "on_hub", "alert_budget", "index_type", "index_param",
     "rows_per_second", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
-    "control", "restart_ttl", "max_skewness", "min_gain",
+    "control", "restart_ttl",
     "image_field", "image_folder", "save_run", "save_qrels", "run_depth",
 }  # fmt: skip
 """Parameters whose options only --help-all shows: few users need them, and they would hide the others."""

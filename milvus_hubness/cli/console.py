@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import logging
@@ -207,23 +206,6 @@ def show_json(data: Mapping[str, Any]) -> None:
     """
     text = redacted(json.dumps(data, ensure_ascii=False, default=str))
     sys.stdout.write(visible_json(text) + "\n")
-
-
-def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print comma-separated values.
-
-    They are exact for a file or another program, and visible on a terminal, as `ls` does it.
-    """
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    text = lines.getvalue()
-    if sys.stdout.isatty():
-        text = visible(text)
-
-    # Halves of surrogate pairs, which JSON may hold, have no bytes in UTF-8.
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
 
 
 def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], object]) -> None:

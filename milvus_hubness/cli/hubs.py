@@ -34,9 +34,6 @@ class Listing:
         f"Number of rows or queries to list. [default: {LISTED}; of an explanation {TOP}]",
         {"min": 1},
     ] = None
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
-    ] = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,8 @@ def hubs(
         explaining.option: explaining.is_named,
         "--suspicious": planted.suspicious,
         "--on-hub": planted.on_hub is not None,
-        "--csv": listing.as_csv,
     }
     chosen = [name for name, is_given in outputs.items() if is_given]
-    if listing.as_csv and as_json:
-        chosen.append("--json")
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
 
@@ -132,11 +126,8 @@ def _list(
     from milvus_hubness.reports import explain
 
     listed = explain.list_hubs(biased, counted, top=listing.top or LISTED)
-    if listing.as_csv:
-        console.show_csv(explain.Occurrence._fields, listed.rows)
-    else:
-        result = {"hubs": {"collection": biased.title, **as_plain(listed)}}
-        console.show_result(as_json, result, lambda: _show_hubs(biased.title, listed))
+    result = {"hubs": {"collection": biased.title, **as_plain(listed)}}
+    console.show_result(as_json, result, lambda: _show_hubs(biased.title, listed))
 
 
 def _show_hubs(collection: str, listed: Hubs) -> None:

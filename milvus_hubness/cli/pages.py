@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,13 +46,6 @@ class PageOptions:
         "Scalar field; each of its frequent values gets its share of the answers, and the share "
         "due to it.",
     ] = None
-    max_skewness: Annotated[
-        float | None, "Exit with 3 if the skewness after correction is above this."
-    ] = None
-    min_gain: Annotated[
-        float | None,
-        "Exit with 3 if correction gains fewer points of --measure than this; needs --pairs.",
-    ] = None
     save_run: Annotated[
         tuple[Path, Path] | None,
         "Two files to write for evaluators such as trec_eval: the rankings of all queries without "
@@ -67,10 +59,6 @@ class PageOptions:
     run_depth: Annotated[int, "Rows of each query in --save-run.", {"min": 1}] = RUN_DEPTH
 
     def __post_init__(self) -> None:
-        for option, value in (("--max-skewness", self.max_skewness), ("--min-gain", self.min_gain)):
-            # Nothing is above or below it, so that no build would ever fail.
-            if value is not None and math.isnan(value):
-                raise typer.BadParameter(f"{option} is a number, not {value}")
         if self.image_folder is not None:
             if self.image_field is None:
                 raise typer.BadParameter(
@@ -169,25 +157,6 @@ class Hubs:
             remarks.append(named.runs.remark(diagnosis.measure, diagnosis.n_items, judgements))
         return cls(diagnosis, named, images.left_out, tuple(filter(None, remarks)))
 
-    @cached_property
-    def crossed(self) -> list[str]:
-        """A message about each threshold that a measured value is beyond."""
-        skewness = self.diagnosis.after.skewness
-        gain = self.diagnosis.gain
-        most = self.named.max_skewness
-        least = self.named.min_gain
-        messages = []
-        if most is not None and skewness > most:
-            messages.append(
-                f"the skewness after correction, {skewness:.2f}, is above --max-skewness {most:g}"
-            )
-        if least is not None and gain is not None and 100 * gain.estimate < least:
-            messages.append(
-                f"the gain of {self.diagnosis.measure}, {100 * gain.estimate:+.2f} points, is below "
-                f"--min-gain {least:g}"
-            )
-        return messages
-
     @property
     def run_paths(self) -> list[str]:
         """The files for evaluators."""
@@ -199,17 +168,14 @@ class Hubs:
         return {
             "diagnosis": self.diagnosis.to_dict(),
             **page,
-            "crossed": self.crossed,
             "images_left_out": self.images_left_out,
             "runs": self.run_paths,
         }
 
     def warn(self) -> None:
-        """Print the warnings, and what is beyond a threshold, to standard error."""
+        """Print the warnings to standard error."""
         for remark in self.remarks:
             console.say(f"milvus-hubness: warning: {remark}", to_stderr=True)
-        for message in self.crossed:
-            console.say(f"milvus-hubness: {message}", to_stderr=True)
 
 
 def show_diagnosis(diagnosis: Diagnosis, files: Sequence[str] = ()) -> None:

@@ -90,7 +90,7 @@ class QueryExplanation(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """How often a row is found. The names of the fields are the columns of `hubs --csv`."""
+    """How often a row is found."""
 
     kind: Literal["hub", "anti-hub"]
     key: Key

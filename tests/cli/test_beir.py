@@ -61,7 +61,7 @@ def test_a_folder_with_grades_goes_through_tune_check_and_migrate(folder, run):
     assert tuning["verdict"] == "apply"
 
     save = ("--save-run", "raw.trec", "corrected.trec", "--save-qrels", "used.qrels")
-    done = run("check", "gallery", "--bank", "past.npy", *judged, *save, "--min-gain", "2")
+    done = run("check", "gallery", "--bank", "past.npy", *judged, *save)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["check"]
     assert result["runs"] == ["raw.trec", "corrected.trec", "used.qrels"]

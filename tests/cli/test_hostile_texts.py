@@ -164,7 +164,7 @@ def test_keys_are_shown_and_no_markup_is_obeyed(folder, run):
     assert len(rows) == len(HOSTILE), "no key looks like a row"
 
 
-def test_json_and_csv_for_programs_are_exact(folder, run):
+def test_json_for_programs_is_exact(folder, run):
     listed = json.loads(run("hubs", "products", *NNN, "--json").stdout)["hubs"]["rows"]
     assert {row["key"] for row in listed} == set(HOSTILE.values())
     told = json.loads(
@@ -173,16 +173,6 @@ def test_json_and_csv_for_programs_are_exact(folder, run):
         ).stdout
     )
     assert all(query["text"].endswith("\ud800 text") for query in told["hubs"]["row"]["queries"])
-    as_csv = run("hubs", "products", *NNN, "--csv").stdout
-    assert HOSTILE["clear"] in as_csv
-
-
-def test_csv_on_a_terminal_is_visible(folder, run, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shown = run("hubs", "products", *NNN, "--csv").stdout
-    assert r"\x1b[2J\x1b[Hkey" in shown
-    assert r"key\u202egnp.exe" in shown
-    assert_harmless(shown)
 
 
 def test_the_page_shows_them_too(folder, run):

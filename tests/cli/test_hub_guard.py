@@ -80,8 +80,7 @@ def test_a_collection_that_is_not_corrected_is_scanned_with_a_bank(shop, run):
     ("arguments", "code", "said"),
     [
         (("--suspicious", "--on-hub", "warn"), 2, "not both"),
-        (("--csv", "--json"), 2, "not both"),
-        (("--suspicious", "--csv"), 2, "not both"),
+        (("--suspicious", "--row", "7"), 2, "not both"),
         (("--suspicious", "--alert-budget", "2"), 2, "alert_budget is a share from 0 to 1"),
         (("--suspicious",), 1, "too few to see which are hubs"),
     ],

@@ -192,15 +192,6 @@ def test_a_measure_is_that_of_ir_measures(files, run, judged, measure, theirs):
     assert f"{tuning['measure']} changes by" in " ".join(shown.split())
 
 
-def test_the_least_gain_is_one_of_the_measure(files, run, judged):
-    graded(files, *judged)
-    options = ("--measure", "nDCG@10", "--min-gain", "50")
-    done = run(*CHECK, "judged.jsonl", *options)
-    assert done.returncode == 3
-    assert "the gain of nDCG@10, " in done.stderr
-    assert "points, is below --min-gain 50" in done.stderr
-
-
 def test_wrong_measures_are_one_line(files, run, judged):
     graded(files, *judged)
     for command in (
