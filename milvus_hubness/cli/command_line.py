@@ -53,7 +53,7 @@ PANELS = {
     "Method": (
         "method", "param", "gate", "strength", "profile",
         "max_miss_rate", "refit", "refit_share", "form", "candidates", "limit",
-        "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
+        "with_bank", "one_to_one", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior", "control_arm", "share",
     ),
     "Hub guard": (

@@ -229,9 +229,6 @@ def evaluate(
     labelled: LabelledPairs,
     connection: Connection,
     candidates: Annotated[int, "Items of the search that are re-ranked."] = 1000,
-    correction: Annotated[
-        float, "Share of the bias that is subtracted from re-ranked scores."
-    ] = 0.0,
     encoder: Encoder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -244,9 +241,7 @@ def evaluate(
     """
     from milvus_hubness.extras.quari.reranker import QuariReranker
 
-    reranker = QuariReranker.load(
-        network, encoder=encoder, candidates=candidates, correction=correction
-    )
+    reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates)
     with progress_bars() as progress:
         result = labelled.read(connection, progress).evaluate(reranker)
 
