@@ -88,6 +88,9 @@ class CachedStates(ABC, Generic[C]):
     perhaps_outdated: ClassVar[tuple[type[Exception], ...]]
     """Errors of a call that may be due to an outdated collection state."""
 
+    writes_can_be_repeated: ClassVar[bool] = False
+    """Whether a caller may make any write again as it was, as no write adds a row."""
+
     write_again: ClassVar[str] = "Write again"
     """The remedy of a write of which a part is missing."""
 
@@ -229,7 +232,7 @@ class CachedStates(ABC, Generic[C]):
         try:
             now = yield from self.cached_state(collection, timeout)
         except self.failures as error:
-            if again is None:
+            if again is None or self.writes_can_be_repeated:
                 raise
 
             # Of a class after which no caller repeats the call, which would store rows twice.

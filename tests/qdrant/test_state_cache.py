@@ -2,6 +2,7 @@
 
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 from milvus_hubness import NNN, QueryBank, Recipe, refresh
 from milvus_hubness.extending import Ask, drive
@@ -54,3 +55,21 @@ def test_the_banks_of_all_profiles_stay_in_memory_whatever_the_budget():
     call = Call("upsert", {"points": [a_point(1_003, rows[1])], "wait": True})
     driven(client, write("live", call), lambda ask: methods.append(ask.method))
     assert "scroll" not in methods
+
+
+def test_an_upload_goes_on_where_the_state_could_not_be_read_after_a_batch():
+    """The last read says whether a copy has taken the name meanwhile."""
+    corrected = Corrected(Backend("local", QdrantClient(":memory:")))
+    client = corrected.backend.hubness(state_ttl=0.0)
+    methods = []
+
+    def fail_once(ask):
+        methods.append(ask.method)
+        after = methods[methods.index("upsert") :] if "upsert" in methods else []
+        if ask.method == "get_collection" and after.count("get_collection") == 2:
+            raise ResponseHandlingException(ConnectionError("the server is away"))
+
+    row = vectors(np.random.default_rng(3), 1, corrected.DIM)[0]
+    upload = client._operations.upload(corrected.name, [a_point(1_001, row)], 64, {})
+    driven(client, upload, fail_once)
+    assert methods.count("upsert") == 2

@@ -63,6 +63,7 @@ class StateCache(CachedStates[CachedState]):
 
     failures = (HubnessError, *FAILURES)
     perhaps_outdated = failures
+    writes_can_be_repeated = True
 
     def __init__(
         self,
