@@ -52,6 +52,7 @@ from milvus_hubness.extras.quari.settings import QuariConfig
 from milvus_hubness.extras.quari.train import train
 from milvus_hubness.quality.measures import paired_difference
 from milvus_hubness.quality.retrieval import PositiveRanks, hits, retrieval_summary
+from milvus_hubness.quality.right_items import RightItems
 from tests.support.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"
@@ -121,7 +122,10 @@ def judged(world: World, kept: Checkpoint) -> dict[str, Any]:
     rivals = Rivals(world, kept)
     print(world.name, rivals.chosen, flush=True)
     found = {name: places(scores, world.test) for name, scores in rivals.scores(world.test).items()}
-    ranks = {name: PositiveRanks(each, np.arange(len(each) + 1)) for name, each in found.items()}
+    ranks = {
+        name: PositiveRanks(each, RightItems.of(np.arange(len(each))))
+        for name, each in found.items()
+    }
     first = {name: hits(each, 1) for name, each in ranks.items()}
     rows = {}
     for name, each in found.items():

@@ -256,7 +256,7 @@ def _all_ranks(bounds: _Bounds, right: RightItems) -> Iterator[PositiveRanks]:
         unordered[:, positions] = _ranks_behind(of_rows, corrected)
 
     for of_bias in unordered:
-        yield in_order(of_bias, right.starts, right.grades)
+        yield in_order(of_bias, right)
 
 
 def _ranks_behind(bounds: _Bounds, corrected: Scores) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ def rankings(
     row of scores, and as many of first items.
     """
     depth = min(depth, len(gallery) if own is None else len(gallery) - 1)
-    most = 0 if ranks is None else int(np.diff(ranks.starts).max())
+    most = 0 if ranks is None else int(ranks.right.counts.max())
     for tile, scores in tiles_of_scores(queries, gallery, own):
         # Without the positives, there are still enough.
         best_scores, best = largest(scores, min(depth + most, len(gallery)))
@@ -61,9 +61,8 @@ def rankings(
         for row, query in enumerate(range(tile.start, tile.start + len(first_items))):
             ranking = Ranking(first_items[row], first_scores[row])
             if ranks is not None:
-                assert ranks.items is not None, "ranks for rankings come with their items"
-                of_query = slice(ranks.starts[query], ranks.starts[query + 1])
-                right = ranks.items[of_query]
+                of_query = slice(*ranks.right.starts[query : query + 2])
+                right = ranks.right.items[of_query]
                 right_scores = as_array(scores[row][as_scores(right, scores)])
                 ranking = _with_positives(
                     ranking, Ranking(right, right_scores), ranks.ranks[of_query], depth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,62 +30,48 @@ PerQuery = npt.NDArray[np.float64]
 
 
 class PositiveRanks(NamedTuple):
-    """The ranks of all positives; those of query i are ranks[starts[i]:starts[i + 1]]."""
+    """The ranks of all positives; those of query i are ranks[right.starts[i]:right.starts[i + 1]]."""
 
     ranks: npt.NDArray[np.int64]
     """(p,), from 1; those of a query best first."""
 
-    starts: npt.NDArray[np.int64]
-    """(n_queries + 1,) the position of each query's first rank, and p at the end."""
-
-    grades: PerQuery | None = None
-    """(p,) how right each positive is, above 0; None for 1 each."""
-
-    items: npt.NDArray[np.int64] | None = None
-    """(p,) the number of each positive in the gallery; None where only ranks count."""
+    right: RightItems
+    """The positives in the same order."""
 
     @property
     def best(self) -> npt.NDArray[np.int64]:
         """Return (n_queries,) the rank of each query's best positive."""
-        return self.ranks[self.starts[:-1]]
-
-    def sums(self, values: PerQuery) -> PerQuery:
-        """Return (n_queries,) the sums over each query's positives of values (p,)."""
-        return np.add.reduceat(values, self.starts[:-1])
+        return self.ranks[self.right.starts[:-1]]
 
     def among(self, inside: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], PositiveRanks]:
         """Return which queries, (n_queries,), have positives in a group of items, and their ranks.
 
         inside: (n_items,) whether an item is in the group. Other positives count as any items.
         """
-        assert self.items is not None, "ranks among some items come with their items"
-        is_inside = inside[self.items]
-        counts = np.add.reduceat(is_inside.astype(np.int64), self.starts[:-1])
+        is_inside = inside[self.right.items]
+        counts = self.right.sums(is_inside.astype(np.int64))
         has_one = counts > 0
-        ranks = PositiveRanks(
-            self.ranks[is_inside],
-            np.concatenate([[0], np.cumsum(counts[has_one])]),
-            None if self.grades is None else self.grades[is_inside],
-            self.items[is_inside],
+        starts = np.concatenate([[0], np.cumsum(counts[has_one])])
+        grades = self.right.grades
+        right = RightItems(
+            self.right.items[is_inside], starts, None if grades is None else grades[is_inside]
         )
-        return has_one, ranks
+        return has_one, PositiveRanks(self.ranks[is_inside], right)
 
     def where(self, is_ours: npt.NDArray[np.bool_], other: PositiveRanks) -> PositiveRanks:
         """Return these ranks for some of the queries, (n_queries,) bool, and others for the rest.
 
         Both are of the same positives, in any order of these.
         """
-        by_positive = np.repeat(is_ours, np.diff(self.starts))
-
-        def chosen(ours: npt.NDArray[Any] | None, theirs: npt.NDArray[Any] | None) -> Any:
-            return None if ours is None or theirs is None else np.where(by_positive, ours, theirs)
-
-        return PositiveRanks(
-            chosen(self.ranks, other.ranks),
-            self.starts,
-            chosen(self.grades, other.grades),
-            chosen(self.items, other.items),
-        )
+        by_positive = np.repeat(is_ours, self.right.counts)
+        ours = self.right
+        theirs = other.right
+        grades = None
+        if ours.grades is not None and theirs.grades is not None:
+            grades = np.where(by_positive, ours.grades, theirs.grades)
+        items = np.where(by_positive, ours.items, theirs.items)
+        ranks = np.where(by_positive, self.ranks, other.ranks)
+        return PositiveRanks(ranks, replace(ours, items=items, grades=grades))
 
 
 def ranks(
@@ -121,7 +107,7 @@ def ranks(
             limits = at_columns(row_scores, columns) + margins[rows, None]
             unordered[positions] = 1 + as_array((row_scores > limits).sum(1))
 
-    return in_order(unordered, starts, right.grades, items)
+    return in_order(unordered, right)
 
 
 MEASURES = "R@k, MRR, MAP or nDCG@k"
@@ -196,31 +182,23 @@ R_AT_1 = Measure.of(DEFAULT_MEASURE)
 """The measure that decides unless another is chosen."""
 
 
-def in_order(
-    ranks: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    grades: PerQuery | None = None,
-    items: npt.NDArray[np.int64] | None = None,
-) -> PositiveRanks:
+def in_order(ranks: npt.NDArray[np.int64], right: RightItems) -> PositiveRanks:
     """Return each query's ranks in ascending order, with distinct ranks for equal positives.
 
-    ranks, grades, items: (p,), those of query i from starts[i] on.
+    ranks: (p,), in the order of the positives.
     """
-    query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    query = np.repeat(np.arange(len(right)), right.counts)
     order = np.lexsort((ranks, query))
     ranks = ranks[order]
-    nth = np.arange(len(ranks)) - starts[query]
+    nth = np.arange(len(ranks)) - right.starts[query]
 
     # A rank is at least one more than the one before: a running maximum of rank − nth does that. It
     # starts again with each query, because the ranks of a query are far above those before.
     offset = query * (ranks.max(initial=0) + len(ranks) + 1)
     rising = np.maximum.accumulate(ranks - nth + offset)
-    return PositiveRanks(
-        rising + nth - offset,
-        starts,
-        None if grades is None else grades[order],
-        None if items is None else items[order],
-    )
+    grades = None if right.grades is None else right.grades[order]
+    ordered = replace(right, items=right.items[order], grades=grades)
+    return PositiveRanks(rising + nth - offset, ordered)
 
 
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:
@@ -234,13 +212,13 @@ def average_precisions(ranks: PositiveRanks, k: int | None = None) -> PerQuery:
     The sum is over those of the p positives i = 1, 2, …, ordered by rank, that are among the first
     k, or over all (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
     """
-    counts = np.diff(ranks.starts)
-    nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
+    right = ranks.right
+    nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(right.starts[:-1], right.counts)
     precisions = nth / ranks.ranks
     if k is None:
-        return ranks.sums(precisions) / counts
+        return right.sums(precisions) / right.counts
     k = whole_number("k", k)
-    return ranks.sums(precisions * (ranks.ranks <= k)) / np.minimum(counts, k)
+    return right.sums(precisions * (ranks.ranks <= k)) / np.minimum(right.counts, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
@@ -251,14 +229,14 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
     not 2 to its power.
     """
     k = whole_number("k", k)
-    counts = np.diff(ranks.starts)
-    grades = np.ones(len(ranks.ranks)) if ranks.grades is None else ranks.grades
-    gained = ranks.sums((ranks.ranks <= k) * grades / np.log2(1 + ranks.ranks))
+    right = ranks.right
+    grades = np.ones(len(ranks.ranks)) if right.grades is None else right.grades
+    gained = right.sums((ranks.ranks <= k) * grades / np.log2(1 + ranks.ranks))
 
-    query = np.repeat(np.arange(len(counts)), counts)
+    query = np.repeat(np.arange(len(right)), right.counts)
     falling = grades[np.lexsort((-grades, query))]
-    nth = np.arange(len(grades)) - ranks.starts[query]
-    ndcgs: PerQuery = gained / ranks.sums((nth < k) * falling / np.log2(2 + nth))
+    nth = np.arange(len(grades)) - right.starts[query]
+    ndcgs: PerQuery = gained / right.sums((nth < k) * falling / np.log2(2 + nth))
     return ndcgs
 
 

@@ -23,7 +23,7 @@ class RightItems:
     """The right items of n queries; those of query i are items[starts[i]:starts[i + 1]]."""
 
     items: npt.NDArray[np.int64]
-    """(p,) their numbers in the gallery, those of a query in ascending order, none of them twice."""
+    """(p,) their numbers in the gallery, none of them twice for a query."""
 
     starts: npt.NDArray[np.int64]
     """(n + 1,) the position of each query's first one, and p at the end."""

@@ -138,7 +138,7 @@ class TuningInputs:
             remarks=(remark,),
         )
 
-    def tune(self, *, seed: int = 0, progress: Progress = silent) -> tuning.Tuning:
+    def run(self, *, seed: int = 0, progress: Progress = silent) -> Tuned:
         """Try every method, as `quality.tuning.tune` does, and raise as it does.
 
         Raises InvalidInput for fewer than FEWEST_ITEMS items.
@@ -174,17 +174,14 @@ class TuningInputs:
             seed=seed,
             progress=progress,
         )
-        return replace(
+        tuned = replace(
             tuned,
             # As the caller gave its vectors.
             log=replace(bank, groups=tuned.log.groups),
             left_out=self.judged.left_out if self.judged is not None else (),
             remarks=(*tuned.remarks, *self.remarks),
         )
-
-    def run(self, *, seed: int = 0, progress: Progress = silent) -> Tuned:
-        """Try every method, as `tune` does; return with the result what it was made on."""
-        return Tuned(self.tune(seed=seed, progress=progress), self)
+        return Tuned(tuned, self)
 
 
 def expected_seconds(items: int, queries: int, dim: int) -> float:
@@ -292,16 +289,16 @@ class CollectionTuning:
         inputs = replace(
             inputs, kinds=kinds, preference=preference, remarks=(*remarks, *inputs.remarks)
         )
-        tuned = inputs.tune(seed=seed, progress=progress)
+        tuned = inputs.run(seed=seed, progress=progress)
         if inputs.is_quick:
-            return Tuned(tuned, inputs)
+            return tuned
 
         chosen = preference.prior if preference is not None else None
-        record = _record_of(self.field, inputs.bank, tuned, chosen)
+        record = _record_of(self.field, inputs.bank, tuned.tuning, chosen)
         former = _former_remarks(info, record, replaces=replaces)
         stays = not replaces and info.verdicts.outweighing(record) is not None
-        tuned = replace(tuned, remarks=(*tuned.remarks, *former))
-        return Tuned(tuned, inputs, None if stays else record)
+        result = replace(tuned.tuning, remarks=(*tuned.tuning.remarks, *former))
+        return Tuned(result, inputs, None if stays else record)
 
 
 def _former_remarks(

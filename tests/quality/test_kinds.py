@@ -10,6 +10,7 @@ from milvus_hubness.correction.kinds import GalleryKinds, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.retrieval import PositiveRanks
+from milvus_hubness.quality.right_items import RightItems
 from milvus_hubness.quality.tuning import judge_bank, tune
 from milvus_hubness.reports.page import render
 from tests.support.diagnoses import diagnose
@@ -222,17 +223,16 @@ def test_the_page_and_json_show_each_kind(diagnosis):
 
 def test_with_several_right_items_each_kind_counts_its_own():
     """One query with a photo and a text: the text in front makes the text's recall 1, not the photo's."""
-    ranks = PositiveRanks(
-        np.array([1, 2, 3]), np.array([0, 2, 3]), np.array([2.0, 1.0, 1.0]), np.array([7, 4, 4])
-    )
+    right = RightItems(np.array([7, 4, 4]), np.array([0, 2, 3]), np.array([2.0, 1.0, 1.0]))
+    ranks = PositiveRanks(np.array([1, 2, 3]), right)
     inside = np.arange(9) == 4
     has_one, of_photos = ranks.among(inside)
     assert has_one.tolist() == [True, True]
     assert of_photos.ranks.tolist() == [2, 3]
-    assert of_photos.grades.tolist() == [1.0, 1.0]
+    assert of_photos.right.grades.tolist() == [1.0, 1.0]
     has_one, of_texts = ranks.among(~inside)
     assert has_one.tolist() == [True, False]
-    assert (of_texts.ranks.tolist(), of_texts.starts.tolist()) == ([1], [0, 1])
+    assert (of_texts.ranks.tolist(), of_texts.right.starts.tolist()) == ([1], [0, 1])
 
 
 def test_a_gate_decides_on_the_search_by_kind_alone(mixed):

@@ -48,7 +48,10 @@ def test_ranks_are_places_in_the_sorted_row(search, seed, kernel):
     for query, wanted in enumerate(positives):
         wanted = {wanted} if isinstance(wanted, int) else set(wanted)
         places = [place for place, item in enumerate(order[query].tolist(), 1) if item in wanted]
-        assert found.ranks[found.starts[query] : found.starts[query + 1]].tolist() == places
+        assert (
+            found.ranks[found.right.starts[query] : found.right.starts[query + 1]].tolist()
+            == places
+        )
         assert found.best[query] == places[0]
 
 
@@ -88,11 +91,11 @@ def test_a_bias_beyond_the_scores_decides():
 def test_positives_as_an_array_and_several_per_query():
     queries, gallery = vectors(6), vectors(9)
     one = ranks(queries, gallery, RightItems.of(np.arange(6, dtype=np.int32)))
-    assert one.starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert one.right.starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
     several = ranks(
         queries, gallery, RightItems.of([np.array([0, 3]), (1,), {2}, frozenset([3, 4]), 4, [5, 5]])
     )
-    assert np.diff(several.starts).tolist() == [2, 1, 1, 2, 1, 1]
+    assert np.diff(several.right.starts).tolist() == [2, 1, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

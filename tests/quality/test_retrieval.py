@@ -29,7 +29,8 @@ rank_lists = st.lists(
 
 def of(lists):
     starts = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
-    return PositiveRanks(np.array([rank for one in lists for rank in one]), starts)
+    found = np.array([rank for one in lists for rank in one])
+    return PositiveRanks(found, RightItems(np.arange(len(found)), starts))
 
 
 RANKS = of([[1], [3, 4], [11], [2, 5, 20]])

@@ -56,6 +56,4 @@ def values_among_all(
                 is_before = scores - bias > (limit[block] + margins)[:, None]
                 found[block] += is_before.sum(axis=1)
 
-    return np.stack(
-        [measure.values(in_order(found, right.starts, right.grades)) for found in ranks_by_bias]
-    )
+    return np.stack([measure.values(in_order(found, right)) for found in ranks_by_bias])

@@ -122,7 +122,7 @@ def test_a_query_with_several_answers_is_judged_by_all_of_them(disturbed, candid
     for number, right in enumerate(answers):
         first, rest = np.split(order[number], [candidates])
         ordered = np.concatenate([first[np.argsort(-adapted[number, first])], rest])
-        of_query = slice(*reranked.starts[number : number + 2])
+        of_query = slice(*reranked.right.starts[number : number + 2])
         np.testing.assert_array_equal(
             reranked.ranks[of_query], 1 + np.flatnonzero(np.isin(ordered, right))
         )
