@@ -8,9 +8,10 @@ from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import Standing, WaitPolicy, wait_seconds, wait_until
+from milvus_hubness.basics.words import expect_arguments
 from milvus_hubness.clients.biases import BankBiases
 from milvus_hubness.clients.states import CachedCollection, CachedStates
-from milvus_hubness.clients.steps import Compute, Operation, Pause
+from milvus_hubness.clients.steps import Ask, Compute, Operation, Pause, drive, drive_async
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import (
@@ -59,9 +60,6 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
     taken_keys,
 )
-from milvus_hubness.milvus.client.messages import expect_arguments
-from milvus_hubness.milvus.client.methods import drive, drive_async
-from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.row_form import RowForm
 
 __all__ = [  # noqa: RUF022 - by what they are for

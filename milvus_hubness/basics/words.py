@@ -1,10 +1,16 @@
-"""Parameters that take one of a few words, which the annotation of each lists as a Literal."""
+"""Parameters that take one of a few words, which the annotation of each lists as a Literal, and the
+names of arguments.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, get_args
 
 from milvus_hubness.errors import InvalidParameter
+
+ALIKE = 0.75
+"""The similarity from which on a name counts as mistyped; pymilvus's own names are less alike."""
 
 
 def expect_word(name: str, value: object, words: Any) -> None:
@@ -24,3 +30,19 @@ def expect_words(name: str, values: Any, words: Any) -> list[Any]:
     for value in listed:
         expect_word(name, value, words)
     return listed
+
+
+def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
+    """Raise InvalidParameter for the name of an argument that looks like one of `names`.
+
+    Clients of databases ignore arguments that they do not know: a mistyped one would have no effect.
+    """
+    if not options:
+        return
+
+    from difflib import get_close_matches
+
+    for name in options:
+        alike = get_close_matches(name, names, n=1, cutoff=ALIKE)
+        if alike and alike[0] != name:
+            raise InvalidParameter(f"unknown argument {name!r}: did you mean {alike[0]!r}?")

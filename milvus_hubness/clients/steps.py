@@ -7,8 +7,8 @@ asynchronous client, each of which runs steps its own way. A client of a databas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +20,17 @@ after the states that lead to it have expired.
 
 Operation = Generator[Any, Any, T]
 """Yields steps, is resumed with their outcomes or errors, and returns its result."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """Call a method of the database's own client; the outcome is its answer."""
+
+    method: str
+    """The name of the method."""
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +45,36 @@ class Pause:
     """Wait for `seconds`, without a thread in asyncio."""
 
     seconds: float
+
+
+def drive(operation: Operation[Any], answer: Callable[[Any], Any]) -> Any:
+    """Run an operation and return its result.
+
+    answer: runs one step and returns its outcome. The operation receives its exceptions.
+    """
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value
+
+
+async def drive_async(operation: Operation[Any], answer: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run meanwhile."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = await answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value

@@ -37,10 +37,9 @@ from milvus_hubness import (
     plan_correction,
 )
 from milvus_hubness.clients.biases import BankCache
-from milvus_hubness.clients.steps import Compute
+from milvus_hubness.clients.steps import Ask, Compute, drive, drive_async
 from milvus_hubness.milvus.client.catalog import is_ours
-from milvus_hubness.milvus.client.methods import drive, drive_async
-from milvus_hubness.milvus.client.steps import Ask, PlainConnection
+from milvus_hubness.milvus.client.steps import PlainConnection
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.async_clients import opened
 from tests.support.galleries import (

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from milvus_hubness import HubnessClient
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.clients.steps import Ask
 from tests.support.switching import (
     Searcher,
     Writer,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.clients.steps import Pause
+from milvus_hubness.clients.steps import Pause, drive_async
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
-from milvus_hubness.milvus.client.methods import Methods, drive_async
+from milvus_hubness.milvus.client.methods import Methods
 from milvus_hubness.milvus.client.steps import (
     Effect,
     InStore,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.state import PROPERTY, CollectionState, read_states
 from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
 from milvus_hubness.jobs.store.helpers import complete_rename, expect_helpers, list_helpers
@@ -32,7 +33,7 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
 )
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, bodies_of, id_in
-from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
+from milvus_hubness.milvus.client.steps import InStore, Operation
 from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS, unread_columns
 from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
 from milvus_hubness.milvus.store.server import is_missing

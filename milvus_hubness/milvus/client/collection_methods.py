@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymilvus import CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import EscapedKeys, database_of
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.errors import BankTooLarge, StoreError
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
-from milvus_hubness.milvus.client.steps import Ask, Operation
+from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.client.writes import ROWS_PER_REQUEST, Writes
 from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store.server import in_parts

@@ -16,7 +16,7 @@ from milvus_hubness.basics.files.arrays import open_archive
 from milvus_hubness.basics.files.opening import read_text
 from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.requirements import naming_extras
-from milvus_hubness.clients.steps import Compute
+from milvus_hubness.clients.steps import Ask, Compute
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, decode, encode
@@ -36,7 +36,7 @@ from milvus_hubness.milvus.client.messages import Question, expect_question
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.rewrite import copied, raised
 from milvus_hubness.milvus.client.searches import Searches
-from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
+from milvus_hubness.milvus.client.steps import InStore, Operation
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.progress import Progress

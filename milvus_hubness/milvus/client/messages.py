@@ -13,11 +13,11 @@ from pymilvus import AnnSearchRequest
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
-from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 
 if TYPE_CHECKING:
@@ -58,24 +58,6 @@ OF_SEARCHES = ("strength", "kinds", "profile", "rerank", "candidates", "with_raw
 """Arguments that clients of this package add to searches."""
 OF_CLIENTS = ("strength", "kinds", "state_ttl", "bank_budget", "sample_queries")
 """Arguments that clients of this package add to the constructor."""
-ALIKE = 0.75
-"""The similarity from which on a name counts as mistyped; pymilvus's own names are less alike."""
-
-
-def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
-    """Raise InvalidParameter for the name of an argument that looks like one of `names`.
-
-    pymilvus ignores arguments that it does not know, so a mistyped one would have no effect.
-    """
-    if not options:
-        return
-
-    from difflib import get_close_matches
-
-    for name in options:
-        alike = get_close_matches(name, names, n=1, cutoff=ALIKE)
-        if alike and alike[0] != name:
-            raise InvalidParameter(f"unknown argument {name!r}: did you mean {alike[0]!r}?")
 
 
 def expect_question(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pymilvus import AnnSearchRequest
 
 from milvus_hubness.basics.defaults import STATE_TTL
-from milvus_hubness.basics.words import expect_word
+from milvus_hubness.basics.words import expect_arguments, expect_word
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter
@@ -22,13 +23,10 @@ from milvus_hubness.milvus.client.messages import (
     HybridQuestion,
     Question,
     Write,
-    expect_arguments,
 )
 from milvus_hubness.milvus.client.steps import (
-    Ask,
     ClientPolicy,
     Effect,
-    Operation,
     PlainConnection,
     Step,
     refusing,
@@ -50,39 +48,6 @@ def _expect_bias(bias: Bias) -> None:
     if bias != "compute":
         with refusing():
             expect_word("bias", bias, Bias)
-
-
-def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-    """Run an operation and return its result.
-
-    answer: runs one step and returns its outcome. The operation receives its exceptions.
-    """
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
-
-
-async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
-    """Run an operation as `drive` does, with awaited answers. Other tasks may run meanwhile."""
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = await answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
 
 
 class Methods(CollectionMethods):

@@ -20,6 +20,7 @@ from pymilvus.client.constants import (
 from pymilvus.client.iterator import SearchIteratorV2, query_iterator
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import StoreError, UnsupportedOperation
@@ -37,7 +38,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import Searches, SearchListener
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in
-from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, Operation, refusing
+from milvus_hubness.milvus.client.steps import ClientPolicy, Operation, refusing
 from milvus_hubness.milvus.client.writes import Writes
 from milvus_hubness.milvus.filters import literal
 from milvus_hubness.milvus.pymilvus_private import (

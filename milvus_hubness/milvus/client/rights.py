@@ -12,13 +12,14 @@ import grpc
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD, SIDE_WIDTH
 from milvus_hubness.errors import StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId, Helper
 from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
-from milvus_hubness.milvus.client.steps import Ask, Operation
+from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.rights import NO_PARTITION, is_denied
 from milvus_hubness.milvus.store.server import is_lite, message_of

@@ -13,7 +13,7 @@ import numpy as np
 from pymilvus import AnnSearchRequest, DataType
 from pymilvus.exceptions import ParamError
 
-from milvus_hubness.clients.steps import Compute
+from milvus_hubness.clients.steps import Ask, Compute
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
@@ -54,7 +54,7 @@ from milvus_hubness.milvus.client.state_cache import (
     PreparedSearch,
     StateCache,
 )
-from milvus_hubness.milvus.client.steps import Ask, Operation
+from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import exceeds_limit
 

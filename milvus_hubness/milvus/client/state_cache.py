@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.clients.states import CachedCollection, CachedStates
-from milvus_hubness.clients.steps import Pause
+from milvus_hubness.clients.steps import Ask, Pause
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
@@ -38,7 +38,6 @@ from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
 from milvus_hubness.milvus.client.steps import (
-    Ask,
     ClientPolicy,
     InStore,
     LearnSchema,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 
-from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Compute, Pause
+from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Ask, Compute, Pause
 from milvus_hubness.errors import HubnessError, InvalidInput
 from milvus_hubness.milvus.store.server import connect
 
@@ -79,17 +79,6 @@ def as_milvus(error: HubnessError) -> HubnessError:
 
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Ask:
-    """Call a method of pymilvus's own client; the outcome is its answer."""
-
-    method: str
-    """The name of the method."""
-    args: tuple[Any, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    """Arguments by name."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.clients.steps import Pause
+from milvus_hubness.clients.steps import Pause, drive
 from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import OF_SEARCHES, Question
-from milvus_hubness.milvus.client.methods import Methods, drive
+from milvus_hubness.milvus.client.methods import Methods
 from milvus_hubness.milvus.client.steps import (
     Effect,
     InStore,

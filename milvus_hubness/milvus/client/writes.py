@@ -21,7 +21,7 @@ from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.clients.steps import Compute
+from milvus_hubness.clients.steps import Ask, Compute
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
 from milvus_hubness.correction.prior import Items
@@ -51,7 +51,7 @@ from milvus_hubness.milvus.client.rewrite import Row, rounded_vectors
 from milvus_hubness.milvus.client.rights import SideRights
 from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
-from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
+from milvus_hubness.milvus.client.steps import InStore, Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.server import message_of
 

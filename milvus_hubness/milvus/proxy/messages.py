@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.state import read_states
@@ -20,7 +21,6 @@ from milvus_hubness.milvus.client.catalog import aliases_out, is_ours
 from milvus_hubness.milvus.client.messages import RANGE_BOUNDS, SEARCHED_AT_LEAST
 from milvus_hubness.milvus.client.rewrite import FieldRequest
 from milvus_hubness.milvus.client.state_cache import CachedState
-from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.proxy.columns import (
     column_named,
     json_in,

@@ -18,12 +18,12 @@ from pymilvus import MilvusClient
 from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.clients.steps import Compute, Pause
+from milvus_hubness.clients.steps import Ask, Compute, Pause
 from milvus_hubness.jobs.store.records import Sample, SamplesOf
 from milvus_hubness.milvus.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS, Sampler
-from milvus_hubness.milvus.client.steps import Ask, InStore, LearnSchema, LoadBank, Step
+from milvus_hubness.milvus.client.steps import InStore, LearnSchema, LoadBank, Step
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.headers import Identity
 from milvus_hubness.milvus.proxy.messages import Send, TimeOfWrite

@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
-from milvus_hubness.clients.steps import Compute, Pause
+from milvus_hubness.clients.steps import Ask, Compute, Pause, drive
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import BiasSlots
@@ -16,9 +16,8 @@ from milvus_hubness.correction.overrides import NONE
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.milvus.client.messages import Write
-from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
-from milvus_hubness.milvus.client.steps import Ask, InStore, LearnSchema, LoadBank
+from milvus_hubness.milvus.client.steps import InStore, LearnSchema, LoadBank
 from tests.support.ledgers import MIGRATION, MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}

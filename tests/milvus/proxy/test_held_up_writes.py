@@ -3,11 +3,11 @@
 from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness import NNN, Layout
+from milvus_hubness.clients.steps import Ask, drive
 from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.state import BankReference
-from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
-from milvus_hubness.milvus.client.steps import Ask, LearnSchema
+from milvus_hubness.milvus.client.steps import LearnSchema
 from milvus_hubness.milvus.proxy.messages import Send, TimeOfWrite
 from milvus_hubness.milvus.proxy.writing import delete
 

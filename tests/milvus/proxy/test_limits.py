@@ -7,7 +7,7 @@ from pymilvus import AnnSearchRequest, RRFRanker
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, Recipe, migrate, plan_correction
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.clients.steps import Ask
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.sessions import Session
 from tests.support.born import born
