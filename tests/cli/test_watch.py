@@ -34,7 +34,7 @@ ROWS = 900
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Looks follow each other at once: tests do not wait for a person to read them."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(watch.Watch, "seconds_between_looks", 0.1)
 
 
 @pytest.fixture

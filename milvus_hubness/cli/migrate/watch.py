@@ -25,8 +25,6 @@ ENDS = {"switched", "rolled back", "finished"}
 RATE_SECONDS = 30.0
 """The rate is that of the last so many seconds."""
 
-LOOK_SECONDS = 2.0
-"""Seconds between two looks."""
 LOOK_SHARE = 0.1
 """Most of the time that is spent with looks: the ledger of a large migration is long."""
 
@@ -56,6 +54,8 @@ def to_watch(store: Store, ledger: Ledger) -> Migration:
 class Watch:
     """Looks at one migration until it is over."""
 
+    seconds_between_looks = 2.0
+
     def __init__(self, store: Store, ledger: Ledger, target: str, progress: Progress) -> None:
         self._store = store
         self._ledger = ledger
@@ -68,7 +68,7 @@ class Watch:
         """The phase of the line on the terminal; None without one."""
 
     def run(self, *, as_json: bool) -> None:
-        """Print a line every LOOK_SECONDS: in place on a terminal, else below each other.
+        """Print a line for each look: in place on a terminal, else below each other.
 
         Raises NoMigration if the migration is dropped meanwhile, and typer.Exit on Ctrl-C.
         """
@@ -87,7 +87,7 @@ class Watch:
 
                 if is_over(facts):
                     return
-                time.sleep(max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE))
+                time.sleep(max(self.seconds_between_looks, (time.monotonic() - began) / LOOK_SHARE))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         finally:

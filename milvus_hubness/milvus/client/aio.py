@@ -11,7 +11,6 @@ from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.clients.steps import Pause, drive_async
-from milvus_hubness.correction.overrides import Overrides
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.methods import Methods
@@ -145,7 +144,9 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
             function_chains,
             ids=ids,
             search_aggregation=search_aggregation,
-            overrides=Overrides(strength, kinds, profile),
+            strength=strength,
+            kinds=kinds,
+            profile=profile,
             rerank=rerank,
             candidates=candidates,
             with_raw_score=with_raw_score,

@@ -70,7 +70,6 @@ PERHAPS_OUTDATED = (
     MilvusException,
     DimensionMismatch,
     EmptyBank,
-    HubnessError,
     BankTooLarge,
     CollectionNotFound,
     StateError,

@@ -5,6 +5,7 @@ from pymilvus.grpc_gen import milvus_pb2
 from milvus_hubness import NNN, Layout
 from milvus_hubness.clients.steps import Ask, drive
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.overrides import NONE
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.steps import LearnSchema
@@ -40,7 +41,7 @@ def test_a_deletion_that_is_made_again_is_answered_with_a_message():
         return {"delete_count": 1}
 
     request = milvus_pb2.DeleteRequest(collection_name="alias", expr="id == 1")
-    result = drive(delete(Operations(None, 0.0, 1 << 20), request), answer)
+    result = drive(delete(Operations(NONE, 0.0, 1 << 20), request), answer)
     assert deleted_from == ["source", "copy"]
     assert isinstance(result, milvus_pb2.MutationResult)
     assert (result.delete_cnt, result.timestamp) == (1, TIME)
