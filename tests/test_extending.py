@@ -170,6 +170,17 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
     assert {"numpy", "pymilvus", "pydantic", "torch"}.isdisjoint(json.loads(done.stdout))
 
 
+def test_a_package_for_another_database_loads_no_pymilvus():
+    """By any name but those that the page lists."""
+    names = sorted(set(dir(extending)) - {"DemoPair", "RowForm", "demo_pairs"})
+    code = f"""
+import sys
+from milvus_hubness.extending import {", ".join(names)}
+assert "pymilvus" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_page_explains_every_name():
     tables = pages.hooks().extending_reference()
     first_cells = re.findall(r"^\| `(\w+)` \| \S", tables, re.MULTILINE)

@@ -20,7 +20,9 @@ class Overrides(NamedTuple):
     """The name of a bias profile; None for the active one."""
 
     def checked(self) -> Overrides:
-        """Return these settings. Raises InvalidParameter for a strength or a factor that is none."""
+        """Return these settings. Raises InvalidParameter for a strength that is no finite number,
+        and for a factor of kinds that is no finite number from 0 up.
+        """
         if self.strength is not None and not is_finite_number(self.strength):
             raise InvalidParameter(f"strength must be a finite number, not {self.strength!r}")
 
@@ -44,7 +46,6 @@ class Overrides(NamedTuple):
 
 NONE = Overrides()
 """The settings of a search that says nothing: the collection's."""
-
 
 RAW = Overrides(strength=0.0, kinds=0.0)
 """The settings of a search that corrects nothing."""

@@ -462,7 +462,9 @@ class CollectionState(FrozenModel):
 
         overrides: settings of the search, whose profile is not looked at. Raises InvalidParameter.
         """
-        strength, factor, _ = overrides.checked()
+        overrides.checked()
+        strength = overrides.strength
+        factor = overrides.kinds
         kinds = self.kinds_of(profile)
         return QueryWeights(
             profile.strength if strength is None else float(strength),

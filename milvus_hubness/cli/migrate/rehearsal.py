@@ -11,7 +11,7 @@ from milvus_hubness.cli.console import say, show_facts
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.carrying import alias_of, carry_out
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last
-from milvus_hubness.cli.options import APPLICATION_TOKEN_VARIABLE, Connection
+from milvus_hubness.cli.options import APPLICATION_TOKEN_VARIABLE, FILE_SUFFIX, Connection
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def _application(connection: Connection) -> TriesRights | None:
         return None
     if not isinstance(store, TriesRights):
         raise InvalidParameter(
-            f"rights can be tried on Milvus only: unset ${APPLICATION_TOKEN_VARIABLE}"
+            f"rights can be tried on Milvus only: unset ${APPLICATION_TOKEN_VARIABLE} "
+            f"or ${APPLICATION_TOKEN_VARIABLE}{FILE_SUFFIX}"
         )
     return store
 

@@ -55,6 +55,7 @@ class Watch:
     """Looks at one migration until it is over."""
 
     seconds_between_looks = 2.0
+    """Longer where a look itself takes long, see LOOK_SHARE."""
 
     def __init__(self, store: Store, ledger: Ledger, target: str, progress: Progress) -> None:
         self._store = store
