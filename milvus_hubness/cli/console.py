@@ -110,7 +110,7 @@ class StepLines(_NoBars):
     A command that is over soon prints none. quiet: seconds before the first line.
     """
 
-    def __init__(self, quiet: float = QUIET_SECONDS) -> None:
+    def __init__(self, quiet: float) -> None:
         self._steps: list[str] = []
         self._shown = 0
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ def progress_bars(*, has_lines: bool = False) -> Iterator[Bars]:
     step.
     """
     if not err.is_terminal and has_lines:
-        with StepLines() as lines:
+        with StepLines(QUIET_SECONDS) as lines:
             yield lines
         return
     if not err.is_terminal:

@@ -14,7 +14,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import connect
-from milvus_hubness.cli import main
+from milvus_hubness.cli import console, main
 from tests.support.galleries import plain_collection, vectors
 from tests.support.terminals import Keyboard, Screen
 
@@ -60,6 +60,8 @@ def run(monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "120")
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
+        # A busy machine takes longer than the time after which a command prints its steps.
+        monkeypatch.setattr(console, "QUIET_SECONDS", 3_600)
         monkeypatch.setattr(sys, "argv", ["milvus-hubness", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
