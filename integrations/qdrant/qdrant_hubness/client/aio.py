@@ -32,7 +32,7 @@ def _coroutine(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]
     return call
 
 
-class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
+class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):
     """HubnessQdrantClient for asyncio, in place of AsyncQdrantClient: every method is awaited."""
 
     query_points = _coroutine(Methods.query_points)

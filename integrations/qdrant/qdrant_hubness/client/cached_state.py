@@ -148,10 +148,12 @@ class CachedState(CachedCollection):
 def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
     """Return the user's vector (d,), or several (t, d), of stored ones. Raises DimensionMismatch."""
     codec = state.codec
+    lengths: dict[str, Any] = {}
     if state.layout.multi_vectors:
         rows: Any = MultiVectors.stored([vector], codec.form.width, what=vector_words(state.field))
-        return codec.decode_rows({codec.field: codec.form.joined(rows)})[0]
-    stored = codec.form.joined(np.asarray(vector, np.float32)[None])
-    # Lengths: Qdrant normalises Cosine vectors.
-    lengths = {name: [1.0] for name in codec.decoding_fields}
-    return codec.decode_rows({codec.field: stored, **lengths})[0]
+    else:
+        rows = np.asarray(vector, np.float32)[None]
+        # Qdrant normalises Cosine vectors.
+        lengths = {name: [1.0] for name in codec.decoding_fields}
+    decoded: Floats = codec.decode_rows({codec.field: codec.form.joined(rows), **lengths})[0]
+    return decoded

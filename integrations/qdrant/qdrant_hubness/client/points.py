@@ -116,7 +116,7 @@ def structs(points: Any) -> list[models.PointStruct]:
         return [_struct(point) for point in points]
 
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
-    payloads = points.payloads or [None] * len(points.ids)
+    payloads: Sequence[Any] = points.payloads or [None] * len(points.ids)
     if {len(points.ids)} != {len(payloads), *map(len, vectors.values())}:
         raise InvalidInput(
             "the batch has unequal numbers of ids, vectors and payloads: pass one of each per point"

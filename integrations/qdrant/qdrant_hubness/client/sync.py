@@ -15,7 +15,7 @@ from qdrant_hubness.store.requests import is_local, turn
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
-class _PlainClient(QdrantClient):  # type: ignore[misc]
+class _PlainClient(QdrantClient):
     """A QdrantClient on the connection or the local data of another client, which stays open."""
 
     def __init__(self, client: QdrantClient) -> None:

@@ -375,7 +375,7 @@ class Writing(StateCache):
         if mode == models.UpdateMode.INSERT_ONLY:
             selected = set()
         elif where is not None:
-            among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
+            among = models.Filter(must=[models.HasIdCondition(has_id=list(ids)), where])
             matching = yield from self._matching(collection, among)
             selected = set(matching)
         else:

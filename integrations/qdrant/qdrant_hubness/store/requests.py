@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from ipaddress import ip_address
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -149,7 +149,7 @@ def _connected(
     uri: str, api_key: str | None, timeout: int, tls: ssl.SSLContext | None
 ) -> QdrantClient:
     """Return a client of a server. Says in a line of the log that a key goes over http."""
-    options = {} if tls is None else {"verify": tls}
+    options: dict[str, Any] = {} if tls is None else {"verify": tls}
     with warnings.catch_warnings():
         # The library's own warning shows a line of its source, and no address.
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
@@ -190,14 +190,14 @@ def plain_client_of(client: Any) -> QdrantClient:
         )
 
     if hasattr(type(client), "plain_client"):
-        return client.plain_client()
+        return cast(QdrantClient, client.plain_client())
     if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
         raise InvalidInput(
             f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass "
             "QdrantStore(connect(uri))"
         )
 
-    return client
+    return cast(QdrantClient, client)
 
 
 def is_local(client: Any) -> bool:

@@ -279,8 +279,12 @@ class QdrantStore(QdrantBanks):
         """Raise CollectionExists unless an interrupted run of this migration created `target`."""
         described = self.ask("get_collection", target)
         present = self._states(target, described).get(state.field)
-        is_ours = present is not None and present.migration == state.migration
-        if not is_ours or present.phase != "copying":
+        is_ours = (
+            present is not None
+            and present.migration == state.migration
+            and present.phase == "copying"
+        )
+        if not is_ours:
             raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
 
     def _create_empty_copy(
