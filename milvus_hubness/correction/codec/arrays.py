@@ -478,7 +478,7 @@ class StorageFormat:
 
     def encode_queries(self, rows: Floats) -> list[Any]:
         """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
-        if self._is_plain:
+        if self.is_plain:
             return encode(rows, self.dtype)
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
         # u(h + l) + 16v · h/16: v·l, a product of two remainders, is below the precision.
@@ -493,14 +493,14 @@ class StorageFormat:
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""
-        if self._is_plain:
+        if self.is_plain:
             return rows
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
         return self._filled(rows, coarse, remainder, rounded(coarse / DAMPING, self.dtype))
 
     def joined(self, fields: Floats) -> Floats:
         """Return the rows from which `split` made `fields` (n, width); they are rounded."""
-        if self._is_plain:
+        if self.is_plain:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)
         rows[:, : self.dim] = fields[:, : self.dim]
@@ -510,7 +510,7 @@ class StorageFormat:
         return rows
 
     @cached_property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         return self.dtype == "float32" or not self.numbers
 
     @cached_property

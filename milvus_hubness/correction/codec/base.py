@@ -197,7 +197,9 @@ class RowCodec(ABC):
 
         # No rows are an array without columns.
         rows = stored.reshape(-1, width)
-        return rows if self.leaves_vectors else self.form.joined(rows)
+        if self.leaves_vectors or self.form.is_plain:
+            return rows
+        return self.form.joined(rows)
 
     def pack(self, columns: Columns) -> Columns:
         """Return columns with augmented vectors as pymilvus stores them.
@@ -229,7 +231,13 @@ class RowCodec(ABC):
 
     def vectors_of(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
         """Return the vectors as the user gave them, (n, d), of rows as pymilvus returns them."""
-        stored = decode([row[self.field] for row in rows], self.dtype)
+        return self.vectors_in(decode([row[self.field] for row in rows], self.dtype), rows)
+
+    def vectors_in(self, stored: Floats, rows: Sequence[Mapping[str, Any]]) -> Floats:
+        """Return the vectors as the user gave them, (n, d), of stored vectors of `field`.
+
+        rows: the other fields of each row. Raises StateError as `unpack` does.
+        """
         return self.decode_rows(self.columns(self.unpack(stored), rows))
 
     def read_biases(self, columns: Columns) -> Floats:

@@ -105,8 +105,13 @@ class Reading:
         # vectors of a column are decoded at once, which costs less than one by one.
         unread = unread_columns(rows)
         raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
-        rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
+        is_decoded = unread is not None and self._columns_out(unread, raw, fields)
+        self._read_rows_out(raw if is_decoded else list(rows), fields, strict_float32)
 
+    def _read_rows_out(
+        self, rows: Sequence[Row], fields: FieldRequest, strict_float32: bool = False
+    ) -> None:
+        """Convert rows as `rows_out` does, but for the vectors that are still in columns."""
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
@@ -137,13 +142,13 @@ class Reading:
         if results and not any(getattr(hits, "has_materialized", True) for hits in results):
             rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
             if self._columns_out(results[0].lazy_field_data, rows, fields):
-                self.rows_out(rows, fields)
+                self._read_rows_out(rows, fields)
                 return results
 
         for hits in results:
             # All hits of one query have the same fields.
             if hits and not self.changed.isdisjoint(hits[0]["entity"]):
-                self.rows_out((hit["entity"] for hit in hits), fields)
+                self._read_rows_out([hit["entity"] for hit in hits], fields)
 
         return results
 
@@ -171,8 +176,8 @@ class Reading:
 
         for codec in codecs:
             column = columns[codec.field]
-            stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
-            put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
+            stored = floats_in(column.float_vector).reshape(-1, column.dim)
+            put_floats(column.float_vector, codec.vectors_in(stored, rows))
             column.dim = codec.layout.dim
 
         return True

@@ -186,7 +186,8 @@ class Writes:
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
     ) -> Operation[tuple[Any, list[tuple[SideBiases, Columns]]]]:
         """Return the rows as they are stored, and the columns of each side collection."""
-        rows = write.rows
+        given = write.rows
+        rows = given
         stored = write.data
         side_columns: list[tuple[SideBiases, Columns]] = []
         for state in cached.states.values():
@@ -207,7 +208,7 @@ class Writes:
                 items,
                 write.bias,
                 are_new=are_new,
-                key_at=partial(_name_of, write.rows, cached.key_field),
+                key_at=partial(_name_of, given, cached.key_field),
             )
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
