@@ -42,12 +42,12 @@ from milvus_hubness.correction.rerank import GloballyCorrected as GloballyCorrec
 from milvus_hubness.errors import *  # noqa: F403
 from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
-from milvus_hubness.jobs.common.inputs import Gallery as Gallery
+from milvus_hubness.jobs.common.gallery import Gallery as Gallery
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
 from milvus_hubness.jobs.common.recipe import Recipe as Recipe
 from milvus_hubness.jobs.enable.plan import Beside as Beside
+from milvus_hubness.jobs.migration.options import MigrationOptions as MigrationOptions
 from milvus_hubness.jobs.migration.plan import Copy as Copy
-from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.jobs.refresh.options import RefreshOptions as RefreshOptions
 from milvus_hubness.jobs.refresh.result import RefreshResult as RefreshResult
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient

@@ -8,7 +8,7 @@ from typing import Any
 
 from milvus_hubness.api.databases import Database, of_database, store_of
 from milvus_hubness.correction.banks.bank import BankLike
-from milvus_hubness.jobs.common.inputs import Gallery
+from milvus_hubness.jobs.common.gallery import Gallery
 from milvus_hubness.reports import check as checks
 from milvus_hubness.reports import collections
 

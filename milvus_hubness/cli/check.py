@@ -160,12 +160,8 @@ def _checked(
     store: that of the collection; None for items in a file.
     """
     from milvus_hubness.correction.banks.bank import QueryBank
-    from milvus_hubness.jobs.common.inputs import (
-        Gallery,
-        expect_distinct,
-        key_column_of,
-        read_texts,
-    )
+    from milvus_hubness.jobs.common.gallery import Gallery, expect_distinct, key_column_of
+    from milvus_hubness.jobs.common.inputs import read_texts
     from milvus_hubness.jobs.common.recipe import Recipe
     from milvus_hubness.reports.check import checked, read
 

@@ -79,7 +79,7 @@ def disable(
 
     Example: milvus-hubness disable products
     """
-    from milvus_hubness.jobs.enable.enable import disable
+    from milvus_hubness.jobs.enable.disable import disable
 
     store = connection.open()
     dropped = disable(store, collection, field=field)

@@ -315,7 +315,7 @@ class PairsOptions:
         text_column: the column with the texts of the queries. other: a file of items or of clicks, in
         which the column of keys may be instead. Raises as `Measure.of` and `Judgements.load`.
         """
-        from milvus_hubness.jobs.common.inputs import key_column_of
+        from milvus_hubness.jobs.common.gallery import key_column_of
         from milvus_hubness.jobs.common.judgements import Judgements
         from milvus_hubness.quality.retrieval import Measure
 
@@ -370,7 +370,7 @@ class PriorOptions:
 
         key_column: that of the clicks, unless it is one of the file `pairs`. Raises as `read_clicks`.
         """
-        from milvus_hubness.jobs.common.inputs import key_column_of
+        from milvus_hubness.jobs.common.gallery import key_column_of
         from milvus_hubness.jobs.common.judgements import read_clicks
 
         if self.prior_from is None:

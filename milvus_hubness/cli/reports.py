@@ -68,7 +68,7 @@ class Trying:
 
     def words(self, judging: options.PairsOptions) -> list[str]:
         """Return the words of a command that name the prior."""
-        from milvus_hubness.jobs.common.inputs import key_column_of
+        from milvus_hubness.jobs.common.gallery import key_column_of
 
         if self.prior_from:
             column = key_column_of(self.prior_from, judging.key_column, judging.pairs)

@@ -14,7 +14,7 @@ from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidParameter,
 )
-from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.gallery import only_field
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.migration.plan import Copy

@@ -20,7 +20,7 @@ from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.choice import Choice, choice_of, default_estimator
-from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.common.gallery import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.kinds import ChosenKinds, chosen_kinds
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import missing_bank

@@ -21,10 +21,7 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common.inputs import (
-    Gallery,
-    expect_distinct,
-)
+from milvus_hubness.jobs.common.gallery import Gallery, expect_distinct
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import VECTORS

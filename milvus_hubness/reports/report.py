@@ -20,7 +20,7 @@ from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import directions_of, groups_at, with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.jobs.common.inputs import Gallery
+from milvus_hubness.jobs.common.gallery import Gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.bank_checks import bank_coverage

@@ -18,7 +18,7 @@ from milvus_hubness.correction.fitted import reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.errors import InvalidInput, StoreError
-from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.common.gallery import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
 from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior, PriorRequest, on_gallery

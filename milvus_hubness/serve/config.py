@@ -34,7 +34,8 @@ from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, key_column_of, read_bank
+from milvus_hubness.jobs.common.gallery import key_column_of
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle

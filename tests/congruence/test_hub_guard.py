@@ -26,7 +26,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine

@@ -19,7 +19,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.estimators import from_dict
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.reports.biased import read_biased
 from milvus_hubness.reports.collections import tune
 from tests.support.aliases import aliased

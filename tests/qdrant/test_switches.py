@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness import StoreError, resume, rollback
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.store.records import DualWrite
 from tests.qdrant.worlds import Backend, Corrected
 from tests.support.galleries import vectors

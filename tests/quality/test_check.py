@@ -10,7 +10,7 @@ import pytest
 from milvus_hubness import Judgements, MultiVectors, QueryBank, Recipe, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
-from milvus_hubness.jobs.common.inputs import Gallery
+from milvus_hubness.jobs.common.gallery import Gallery
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.labelled import LabelledQueries

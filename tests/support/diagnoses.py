@@ -6,7 +6,7 @@ import numpy as np
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.jobs.common.inputs import Gallery
+from milvus_hubness.jobs.common.gallery import Gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.reports import report
 from milvus_hubness.reports.biased import Biased

@@ -20,7 +20,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.presence import identified
 from milvus_hubness.jobs.migration.survey import survey
 from tests.support.galleries import nnn, plain_collection, similarity, vectors

@@ -14,7 +14,7 @@ from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream, switch_words
 from milvus_hubness.jobs.common.control_file import following_control_file, postpone_cutover
 from milvus_hubness.jobs.common.progress import Events, Throttle
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 
 if TYPE_CHECKING:
     from milvus_hubness.cli.console import Bars

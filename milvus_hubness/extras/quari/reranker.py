@@ -25,7 +25,7 @@ from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transf
 from milvus_hubness.extras.quari.pairs import Pairs, unit
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from milvus_hubness.extras.quari.train import train
-from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.gallery import read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.measures import nearest, paired_difference

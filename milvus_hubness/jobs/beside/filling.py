@@ -10,11 +10,15 @@ import numpy as np
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.errors import VerificationFailed, name_some
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.common.progress import key_chunks
 
 KEYS_NAMED = 5
 """Most keys that a message names."""
+
+MOST_PASSES = 20
+"""How often all rows are read and filled, while clients write rows without a bias."""
 
 FILLED_AT_ONCE = 2_000
 """Most rows that are read and get their entries at a time. A job that is to end does so in between."""
@@ -70,6 +74,28 @@ def fill_generation(
             filled.written += entries.write(wrong, partition, {slot: correction})
 
     return filled
+
+
+def fill_all(entries: Entries, correction: Correction, progress: Progress) -> int:
+    """Write biases of the generation that searches read until all are correct, as clients may write
+    rows before they read the state; return the row count.
+
+    Raises VerificationFailed for rows that change faster than this.
+    """
+    wrong: tuple[Key, ...] = ()
+    slot = entries.state.profile.slot
+    for _ in range(MOST_PASSES):
+        filled = fill_generation(entries, slot, correction, "verifying", progress, keep_new=True)
+        wrong = filled.wrong
+        if not wrong:
+            return filled.rows
+
+        entries.wait_visible({slot: correction})
+
+    raise VerificationFailed(
+        f"rows {name_some(wrong)} of {entries.info.name!r} lack correct biases, because they "
+        "change faster than enable writes biases: enable it again when clients write less"
+    )
 
 
 def fill_pending(

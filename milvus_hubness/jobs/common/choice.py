@@ -24,7 +24,7 @@ from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, f
 from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
 from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.common.kinds import (
     NO_KINDS,

@@ -22,7 +22,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import gallery_kinds
 from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput
-from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, LEAVE, NOT_PROVEN, judge_bank

@@ -12,7 +12,8 @@ from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import EmptyBank, InvalidInput, UnreadableFile
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, only_field, read_bank
+from milvus_hubness.jobs.common.gallery import only_field
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, QuerySamples, Sampling
 from milvus_hubness.quality.tuning import FEWEST_QUERIES

@@ -1,30 +1,23 @@
-"""Correction without a copy: `enable` and `disable`."""
+"""`enable`: correction without a copy."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.correction.banks.stored import Key, StoredBank
-from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.state import CollectionState, suffix_for
+from milvus_hubness.correction.state import suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     LeaseLost,
-    NotCorrected,
     StateError,
-    VerificationFailed,
-    name_some,
 )
 from milvus_hubness.jobs.beside.entries import Entries
-from milvus_hubness.jobs.beside.filling import fill_generation
+from milvus_hubness.jobs.beside.filling import fill_all, fill_generation
 from milvus_hubness.jobs.beside.generations import (
     create_side,
     drop_side,
@@ -33,14 +26,14 @@ from milvus_hubness.jobs.beside.generations import (
     noted_unchecked,
 )
 from milvus_hubness.jobs.common.corrections import keep_nearest
-from milvus_hubness.jobs.common.fits import forget_fits, note_fits
+from milvus_hubness.jobs.common.fits import note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
-from milvus_hubness.jobs.common.lease import Lease, leasing
+from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.enable.plan import PlannedBeside
-from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
-from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helpers
+from milvus_hubness.jobs.enable.result import Enabled
+from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import (
     BiasKeys,
     Store,
@@ -50,34 +43,6 @@ from milvus_hubness.jobs.store.protocols import (
     undo_save_bank,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo
-
-MOST_PASSES = 20
-"""How often all rows are read and filled, while clients write rows without a bias."""
-
-KEYS_NAMED = 5
-"""Most keys that a message names."""
-
-
-@dataclass(frozen=True)
-class Enabled(ShownAsTable):
-    """The result of `enable`."""
-
-    collection: str
-    bank: str
-    """The collection that holds the bank's generations."""
-    rows: int
-    """Number of rows that now have a bias."""
-    seconds: float
-    side_collection: str | None = None
-    """The side collection that searches read; None if payloads hold the biases."""
-    candidates: int | None = None
-    """How many rows a search reads, see state.CandidateReranking."""
-    missed: float | None = None
-    """What these miss, see state.CandidateReranking."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
-        return asdict(self)
 
 
 def enable(
@@ -157,9 +122,13 @@ def _enable_reranking(
     """Write all that the plan leads to, and check it; return the number of rows with a bias."""
     store = lease.store
     name = plan.source.name
-    stored = plan.body.correction.stored_bank(plan.chosen.target_bank)
+    correction = plan.body.correction
+    stored = correction.stored_bank(plan.chosen.target_bank)
     with _undone(lease) as undo:
-        state = _new_state(store, plan, stored, undo)
+        bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
+        undo.callback(undo_save_bank, store, bank, made_bank)
+        list_bank(store, plan.source.collection_id, plan.bank_collection)
+        state = plan.first_state(correction, bank, phase="ready", reranking=plan.body.reranking)
         expect_free_sides(store, plan.source, plan.body.sides)
         for side in plan.body.sides:
             # Before it is created, which may fail half way: what is not ours stays.
@@ -172,9 +141,9 @@ def _enable_reranking(
 
         entries = Entries(store, plan.source, state)
         slot = state.profile.slot
-        fill_generation(entries, slot, plan.body.correction, "writing biases", progress)
+        fill_generation(entries, slot, correction, "writing biases", progress)
         flush_generation(store, state, slot)
-        entries.wait_visible({slot: plan.body.correction})
+        entries.wait_visible({slot: correction})
 
         # Registered before the write, which may reach the database although it fails.
         undo.callback(store.write_property, name, state.property_name, None)
@@ -184,79 +153,4 @@ def _enable_reranking(
 
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-            return _fill_all(entries, plan.body.correction, "verifying", progress)
-
-
-def _new_state(
-    store: Store, plan: Plan[PlannedBeside], stored: StoredBank, undo: ExitStack
-) -> CollectionState:
-    """Save the bank, and return the state that the plan leads to."""
-    correction = plan.body.correction
-    bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
-    undo.callback(undo_save_bank, store, bank, made_bank)
-    list_bank(store, plan.source.collection_id, plan.bank_collection)
-    return plan.first_state(correction, bank, phase="ready", reranking=plan.body.reranking)
-
-
-def _fill_all(entries: Entries, correction: Correction, doing: str, progress: Progress) -> int:
-    """Write biases until all are correct, as clients may write before they read the state; return
-    the row count.
-    """
-    wrong: tuple[Key, ...] = ()
-    slot = entries.state.profile.slot
-    for _ in range(MOST_PASSES):
-        filled = fill_generation(entries, slot, correction, doing, progress, keep_new=True)
-        wrong = filled.wrong
-        if not wrong:
-            return filled.rows
-
-        entries.wait_visible({slot: correction})
-        doing = "verifying"
-
-    raise VerificationFailed(
-        f"rows {name_some(wrong)} of {entries.info.name!r} lack correct biases, because they "
-        "change faster than enable writes biases: enable it again when clients write less"
-    )
-
-
-def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors; the bank stays.
-
-    After an interruption, call it again. Return the name of the dropped side collection. Raises
-    NotCorrected, and InvalidInput if several fields are corrected and none is named.
-    """
-    expect_store(store)
-    with leasing(store, collection) as (lease, info):
-        store = lease.store
-        state = info.state_of(field)
-        if state is None:
-            return _finish_disabling(lease, info)
-
-        if not state.codec.leaves_vectors:
-            raise NotCorrected(
-                f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
-            )
-
-        filling = [state.with_profile(state.filling)] if state.filling is not None else []
-        forget_fits(store, [state, *filling])
-        # The state goes before the biases, so that no client or job looks for them.
-        store.write_property(info.name, state.property_name, None)
-        sides = side_helpers([state])
-        for side in sides:
-            lease.drop_helper(side, info.collection_id)
-        return sides[state.profile.slot].collection if sides else None
-
-
-def _finish_disabling(lease: Lease, info: CollectionInfo) -> str:
-    """Drop what an interrupted job has left of the correction of a collection.
-
-    Return the name of one of the dropped collections. Raises NotCorrected if there are none.
-    """
-    store = lease.store
-    left = left_helpers(store, info, SIDE_PROPERTY)
-    if not left:
-        raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
-
-    for side in left:
-        lease.drop(side)
-    return left[0]
+            return fill_all(entries, correction, progress)

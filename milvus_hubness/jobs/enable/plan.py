@@ -23,10 +23,10 @@ from milvus_hubness.errors import (
     InvalidParameter,
 )
 from milvus_hubness.jobs.common.choice import chosen
-from milvus_hubness.jobs.common.inputs import Gallery, read_gallery
+from milvus_hubness.jobs.common.gallery import Gallery, read_gallery
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
 from milvus_hubness.jobs.common.recipe import Recipe
-from milvus_hubness.jobs.migration.survey import resolved
+from milvus_hubness.jobs.migration.estimates import resolved
 from milvus_hubness.jobs.store.ownership import side_name
 from milvus_hubness.jobs.store.protocols import (
     BiasKeys,

@@ -23,7 +23,7 @@ from milvus_hubness.jobs.common.fits import SAMPLED_ROWS
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
 from milvus_hubness.jobs.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.presence import require_collections
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Collections, Store, expect_store

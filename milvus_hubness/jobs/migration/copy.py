@@ -11,19 +11,14 @@ import numpy as np
 
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.jobs.common.corrections import Banks
-from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.common.plan import Plan
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
+from milvus_hubness.jobs.migration.estimates import joined_rows
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.plan import PlannedCopy
-from milvus_hubness.jobs.migration.survey import (
-    MEAN_ROWS,
-    SAMPLE_ROWS,
-    chunk_pages,
-    joined_rows,
-    sampled_pages,
-)
+from milvus_hubness.jobs.migration.survey import MEAN_ROWS, SAMPLE_ROWS, chunk_pages, sampled_pages
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Sample, SamplesOf

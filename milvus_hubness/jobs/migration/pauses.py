@@ -10,7 +10,7 @@ from milvus_hubness.errors import HubnessError
 from milvus_hubness.jobs.common.lease import Lease, holder_of
 from milvus_hubness.jobs.common.lease_records import read_ledger
 from milvus_hubness.jobs.common.progress import polling
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import Record

@@ -1,10 +1,9 @@
-"""A plan to make a copy: `Copy`, which a caller chooses, and the options of its run."""
+"""A plan to make a copy: `Copy`, which a caller chooses."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -26,49 +25,23 @@ from milvus_hubness.errors import (
     InvalidParameter,
 )
 from milvus_hubness.jobs.common.choice import Chosen, chosen
-from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_client_ttl
+from milvus_hubness.jobs.common.lease_records import expect_client_ttl
 from milvus_hubness.jobs.common.plan import Body, Draft, Plan, PlannedBody
-from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.common.recipe import Recipe
-from milvus_hubness.jobs.migration.ledger import RENAMED, Ledger, Migration, chosen_switch
-from milvus_hubness.jobs.migration.survey import (
-    SAMPLE_ROWS,
+from milvus_hubness.jobs.migration.estimates import (
     Estimates,
     Resolution,
-    Survey,
     estimates,
     recall_gate,
     recall_words,
     resolution_of,
-    sampled_rows,
-    survey,
     widths_of,
 )
+from milvus_hubness.jobs.migration.ledger import RENAMED, Ledger, Migration, chosen_switch
+from milvus_hubness.jobs.migration.survey import SAMPLE_ROWS, Survey, sampled_rows, survey
 from milvus_hubness.jobs.store.protocols import Store, validate_new_names
 from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
 from milvus_hubness.quality.recall import RecallGate
-
-
-@dataclass(frozen=True)
-class MigrationOptions:
-    """Options of a run."""
-
-    no_writers: bool = False
-    """No client writes to the source, so the run waits for none."""
-    client_ttl: float = field(default_factory=default_client_ttl)
-    """The longest state_ttl of a HubnessClient that writes, in seconds."""
-    throttle: Throttle = field(default_factory=Throttle)
-    """Slows the copy down, and pauses it."""
-    events: Events = field(default_factory=lambda: Events([]))
-    """Passes what happens to listeners."""
-    release: threading.Event | None = None
-    """If given, the cutover waits until this is set; meanwhile the copy catches up."""
-    confirm: Callable[[Migration], bool] | None = None
-    """If given, called by `migrate` and `resume` once the copy is verified, before a name moves; if
-    it returns False, the run ends with the verified copy, which `cutover` can switch to later."""
-
-    def __post_init__(self) -> None:
-        expect_client_ttl(self.client_ttl)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -25,8 +25,9 @@ from milvus_hubness.jobs.migration.migrator import (
     Migrator,
     Rollback,
 )
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.pauses import noting_pauses
-from milvus_hubness.jobs.migration.plan import MigrationOptions, PlannedCopy
+from milvus_hubness.jobs.migration.plan import PlannedCopy
 from milvus_hubness.jobs.migration.presence import (
     require_collections,
     require_copy,

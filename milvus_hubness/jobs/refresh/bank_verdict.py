@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
+from milvus_hubness.basics.logs import audit
+from milvus_hubness.jobs.common.judging import (
+    Judging,
+    judged,
+    report,
+    store_verdict,
+    stored_verdict,
+)
 from milvus_hubness.jobs.common.samples import distinct_samples
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
 from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
-from milvus_hubness.jobs.refresh.sample import Sample
+from milvus_hubness.jobs.refresh.sample import Sample, sampled
 from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.quality.tuning import WEAK
+
+FEWEST_ROWS_JUDGED = 1_000
+"""Rows from which on a bank in use is judged that never was: fewer may be the first of many."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,42 @@ class BankVerdict:
             rows = sample.fit_rows(rule)
             verdict = judged(self.stored.state.layout, rows, field, bank, self.judging, rule)
         return verdict
+
+    def of_bank_in_use(self, plan: RefreshPlan) -> TuningRecord | None:
+        """Judge the bank in use if it never was, and return the verdict: a collection that is created
+        with a bank has no rows to judge it on.
+        """
+        info = self.stored.info
+        state = self.stored.state
+        in_use = state.profile.bank.queries_fingerprint
+        has_verdict = info.verdicts.of(state.field, in_use, state.kind) is not None
+        if has_verdict or self.options.judging.mode == "skip" or info.rows < FEWEST_ROWS_JUDGED:
+            return None
+
+        verdict = self.verdict(plan, sampled(self.stored, None, self.options.progress))
+        if verdict is not None:
+            store_verdict(self.stored.store, info.name, verdict)
+            # The biases are in use: who reads the result decides about them.
+            report(verdict, info.name)
+        return verdict
+
+    def adopted(
+        self, plan: RefreshPlan, verdict: TuningRecord | None, objection: str | None
+    ) -> None:
+        """Store the verdict on a bank whose biases are to be written, and log that they are written
+        against advice, or with `force`, if they are.
+
+        objection: of the evaluation of these biases.
+        """
+        name = self.stored.info.name
+        objections = []
+        if verdict is not None and self.judging.is_overruling(verdict):
+            objections.append(verdict.reason)
+        if objection and self.options.force:
+            objections.append(objection)
+        if objections or self.options.force:
+            audit("forced", name, why=plan.reason, over=objections)
+        store_verdict(self.stored.store, name, verdict)
 
     def strength(self, plan: RefreshPlan, verdict: TuningRecord) -> float:
         """Return the strength of searches after a verdict on the bank of the plan."""

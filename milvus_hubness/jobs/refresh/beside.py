@@ -25,7 +25,7 @@ from milvus_hubness.jobs.beside.generations import (
 )
 from milvus_hubness.jobs.common.corrections import keep_nearest, load_correction
 from milvus_hubness.jobs.common.fits import forget_fits
-from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.gallery import read_gallery
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.enable.plan import measure
 from milvus_hubness.jobs.refresh.biases import fit

@@ -21,7 +21,7 @@ from milvus_hubness.jobs.migration.corrected import (
     unfinished,
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.rights import expect_rights, grant_remarks
 from milvus_hubness.jobs.migration.run import opened
 from milvus_hubness.jobs.refresh.copy_layout import CopyLayout

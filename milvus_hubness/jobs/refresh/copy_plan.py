@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
+from milvus_hubness.jobs.migration.estimates import estimated
 from milvus_hubness.jobs.migration.ledger import Switch
 from milvus_hubness.jobs.migration.plan import waits_for_clients
-from milvus_hubness.jobs.migration.survey import estimated
 from milvus_hubness.jobs.store.generations import Batch
 
 

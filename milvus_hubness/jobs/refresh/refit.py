@@ -7,9 +7,10 @@ refitted, and a new bank is due.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
@@ -19,6 +20,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.evaluation import FEWEST_ITEMS
 from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.refresh.plan import ready_state
+from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Sampling
 
@@ -46,6 +48,32 @@ class RefitCheck:
     """The sampled queries for that."""
     new_bank_due: str = ""
     """Why a refit is due that is not possible."""
+
+    def noted(self, result: RefreshResult) -> RefreshResult:
+        """Return the result of the refresh that followed with what was checked before it, and note
+        whether a new bank is due.
+        """
+        if self.fit is None:
+            return result
+
+        is_done = result.action == "full" and not result.planned
+        # The note of the former fit is gone then, and with it what was due.
+        if is_done and self.fit.is_over(result.collection):
+            return replace(result, unfitted_share=0.0)
+
+        if not result.planned:
+            self.fit.set_due(self.new_bank_due)
+        if self.new_bank_due and not result.planned:
+            log.warning("%s: %s", result.collection, self.new_bank_due)
+        reason = result.reason
+        if self.new_bank_due:
+            reason = f"{reason}; {self.new_bank_due}"
+        return replace(
+            result,
+            reason=reason,
+            unfitted_share=self.share,
+            new_bank_due=self.new_bank_due,
+        )
 
 
 def check_refit(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped
@@ -16,10 +15,6 @@ from milvus_hubness.correction.state import BankReference, CollectionState, Prof
 from milvus_hubness.errors import CorrectionNotRecommended, EmptyCollection, InvalidInput
 from milvus_hubness.jobs.common.corrections import keep_nearest, saved_bank
 from milvus_hubness.jobs.common.fits import Fit
-from milvus_hubness.jobs.common.judging import (
-    report,
-    store_verdict,
-)
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.stored_biases import StoredBiases
@@ -32,10 +27,7 @@ from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.jobs.refresh.result import Action, RefreshResult
 from milvus_hubness.jobs.refresh.sample import Sample, sampled
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
-
-FEWEST_ROWS_JUDGED = 1_000
-"""Rows from which on a bank in use is judged that never was: fewer may be the first of many."""
+from milvus_hubness.jobs.store.records import CollectionInfo
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,10 @@ class Refreshing(ABC):
     def run(self, plan: RefreshPlan) -> RefreshResult:
         """Carry the plan out, as far as the collection permits."""
         if not plan.reason:
-            return self.with_verdict(self.unchanged(plan), plan)
+            result = self.unchanged(plan)
+            if self.is_planned:
+                return result
+            return replace(result, verdict=self.bank_verdict.of_bank_in_use(plan))
         if self.expiry and not self.options.restart_ttl:
             return self.result("refused", f"{plan.reason}, but {self.expiry}", scanned=0)
         return self.full(plan)
@@ -152,8 +147,8 @@ class Refreshing(ABC):
             return replace(self.planned(plan, correction), judged=evaluation, verdict=verdict)
 
         self.lease.check()
-        self._audit_force(plan, verdict, evaluation)
-        store_verdict(self.store, self.info.name, verdict)
+        objection = None if evaluation is None else evaluation.objection
+        self.bank_verdict.adopted(plan, verdict, objection)
         fresh = self._fresh(plan, correction)
         if plan.fits_bank:
             self.fit_of(fresh).write(sample.key_count, sample.fitted)
@@ -200,41 +195,6 @@ class Refreshing(ABC):
                 "evidence": None if evidence is None else evidence.after(old.evidence),
             }
         )
-
-    # -- the verdict on a bank ---------------------------------------------------------------
-
-    def _audit_force(
-        self,
-        plan: RefreshPlan,
-        verdict: TuningRecord | None,
-        evaluation: RefreshEvaluation | None,
-    ) -> None:
-        """Log that biases are written against advice, or with `force`, if they are."""
-        objections = []
-        if verdict is not None and self.bank_verdict.judging.is_overruling(verdict):
-            objections.append(verdict.reason)
-        if evaluation is not None and evaluation.objection and self.options.force:
-            objections.append(evaluation.objection)
-        if objections or self.options.force:
-            audit("forced", self.info.name, why=plan.reason, over=objections)
-
-    def with_verdict(self, result: RefreshResult, plan: RefreshPlan) -> RefreshResult:
-        """Return the result of a refresh without new biases, with a verdict on the bank in use if it
-        had none: a collection that is created with a bank has no rows to judge it on.
-        """
-        in_use = self.state.profile.bank.queries_fingerprint
-        has_verdict = self.info.verdicts.of(self.state.field, in_use, self.state.kind)
-        is_skipped = self.options.judging.mode == "skip" or self.is_planned
-        if has_verdict is not None or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
-            return result
-
-        sample = sampled(self.stored, None, self.options.progress)
-        verdict = self.bank_verdict.verdict(plan, sample)
-        if verdict is not None:
-            store_verdict(self.store, self.info.name, verdict)
-            # The biases are in use: who reads the result decides about them.
-            report(verdict, self.info.name)
-        return replace(result, verdict=verdict)
 
     # -- helpers -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from milvus_hubness.errors import NoMigration
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.migrator import Rollback
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.run import roll_back
 from milvus_hubness.jobs.refresh.beside import BesideVectors
 from milvus_hubness.jobs.refresh.options import RefreshOptions

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound, WrongPhase
@@ -24,7 +23,7 @@ from milvus_hubness.jobs.refresh.beside import BesideVectors
 from milvus_hubness.jobs.refresh.by_copy import ByCopy, copying
 from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.refresh.plan import plan_refresh, ready_state, with_profile
-from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit, samples_for_refresh
+from milvus_hubness.jobs.refresh.refit import check_refit, samples_for_refresh
 from milvus_hubness.jobs.refresh.refreshing import Refreshing
 from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -125,32 +124,7 @@ def _attempt(
             is_planned=is_planned,
             has_ended_move=has_ended_move,
         )
-        return None if result is None else _with_refit(result, check)
-
-
-def _with_refit(result: RefreshResult, check: RefitCheck) -> RefreshResult:
-    """Return the result with what was checked before it, and note whether a new bank is due."""
-    if check.fit is None:
-        return result
-
-    is_done = result.action == "full" and not result.planned
-    # The note of the former fit is gone then, and with it what was due.
-    if is_done and check.fit.is_over(result.collection):
-        return replace(result, unfitted_share=0.0)
-
-    if not result.planned:
-        check.fit.set_due(check.new_bank_due)
-    if check.new_bank_due and not result.planned:
-        log.warning("%s: %s", result.collection, check.new_bank_due)
-    reason = result.reason
-    if check.new_bank_due:
-        reason = f"{reason}; {check.new_bank_due}"
-    return replace(
-        result,
-        reason=reason,
-        unfitted_share=check.share,
-        new_bank_due=check.new_bank_due,
-    )
+        return None if result is None else check.noted(result)
 
 
 def _refreshed(

@@ -14,7 +14,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
-from milvus_hubness.jobs.common.inputs import FitRows
+from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.common.stored_biases import StoredBiases

@@ -12,7 +12,7 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.gallery import only_field
 from milvus_hubness.jobs.common.lease import DROPPED, Lease, leasing
 from milvus_hubness.jobs.common.samples import MOST_JUDGED, NEAR_COPIES, drawn, samples_of
 from milvus_hubness.jobs.store.helpers import left_helpers

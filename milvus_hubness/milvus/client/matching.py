@@ -220,7 +220,7 @@ def match(
     """
     with naming_extras():
         from milvus_hubness.basics.progress import silent
-        from milvus_hubness.jobs.common.inputs import only_field
+        from milvus_hubness.jobs.common.gallery import only_field
 
     candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
     limit = whole_number("limit", limit)

@@ -229,7 +229,7 @@ def _new_field(
     # Imports that a client without a new collection does not pay for.
     from milvus_hubness.correction.fitted import Correction, grouped, initial_state
     from milvus_hubness.jobs.common.choice import Choice, choice_of
-    from milvus_hubness.jobs.common.inputs import FitRows
+    from milvus_hubness.jobs.common.gallery import FitRows
     from milvus_hubness.jobs.common.judging import judged
     from milvus_hubness.jobs.common.priors import chosen_prior
     from milvus_hubness.jobs.common.recipe import Recipe

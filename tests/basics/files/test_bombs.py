@@ -15,7 +15,8 @@ from milvus_hubness.basics.files import sizes
 from milvus_hubness.basics.files.columns import open_columns
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError, UnreadableFile
-from milvus_hubness.jobs.common.inputs import Gallery, read_texts
+from milvus_hubness.jobs.common.gallery import Gallery
+from milvus_hubness.jobs.common.inputs import read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from tests.support.memory import peak_of
 

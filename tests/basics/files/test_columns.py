@@ -15,7 +15,7 @@ import pytest
 from milvus_hubness import InvalidInput, Judgements, QueryBank
 from milvus_hubness.basics.requirements import install_line
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
-from milvus_hubness.jobs.common.inputs import Gallery, key_column_of
+from milvus_hubness.jobs.common.gallery import Gallery, key_column_of
 
 ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
 KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from milvus_hubness.basics.files.parquet_footer import chunks_of
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError, UnreadableFile
-from milvus_hubness.jobs.common.inputs import Gallery, read_texts
+from milvus_hubness.jobs.common.gallery import Gallery
+from milvus_hubness.jobs.common.inputs import read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.serve import ConfigFile
 from tests.support.memory import peak_of

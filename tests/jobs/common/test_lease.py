@@ -15,7 +15,7 @@ from milvus_hubness.jobs.common import lease as lease_module
 from milvus_hubness.jobs.common import lease_records
 from milvus_hubness.jobs.common.lease import Lease, holder_of, read_entries
 from milvus_hubness.jobs.common.lease_records import LEASES, LeasePolicy, Owner, now, process_start
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.refresh.options import RefreshOptions
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.ownership import LEDGER

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
+from milvus_hubness.jobs.migration.estimates import ESTIMATED_ROWS, estimated
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.records import VectorField
 

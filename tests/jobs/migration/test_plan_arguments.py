@@ -11,7 +11,7 @@ from milvus_hubness import (
     RefreshOptions,
     plan_correction,
 )
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.options import MigrationOptions
 
 
 def planned(**changed):

@@ -6,7 +6,7 @@ import pytest
 from milvus_hubness.correction.codec.arrays import rounded
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.jobs.migration.survey import resolution
+from milvus_hubness.jobs.migration.estimates import resolution
 
 
 def drawn(dim=64):
