@@ -58,11 +58,11 @@ class Images:
         if not self.left_out:
             return None
         count = f"{self.left_out:,} image{'' if self.left_out == 1 else 's'} left out: "
-        kinds = f"PNG, JPEG, GIF or WebP of up to {LARGEST // 1024} KiB"
+        formats = f"PNG, JPEG, GIF or WebP of up to {LARGEST // 1024} KiB"
 
         if self._folder is None:
-            return f"{count}files are shown only with --image-folder, and only {kinds}"
-        return f"{count}not a {kinds} below the image folder"
+            return f"{count}files are shown only with --image-folder, and only {formats}"
+        return f"{count}not a {formats} below the image folder"
 
     def _element(self, reference: str, name: str) -> Markup | None:
         parts = urlsplit(reference)

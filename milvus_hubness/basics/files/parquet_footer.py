@@ -152,10 +152,10 @@ class _Compact:
                 self.skip(of_members, depth + 1, is_member=True)
         elif kind == MAP:
             count = self._varint()
-            kinds = self._byte() if count else 0
+            of_pairs = self._byte() if count else 0
             for _ in range(count):
-                self.skip(kinds >> 4, depth + 1, is_member=True)
-                self.skip(kinds & 15, depth + 1, is_member=True)
+                self.skip(of_pairs >> 4, depth + 1, is_member=True)
+                self.skip(of_pairs & 15, depth + 1, is_member=True)
         elif kind == STRUCT:
             for _, of_field in self.fields():
                 self.skip(of_field, depth + 1)

@@ -276,7 +276,7 @@ class _Arrow(Table):
         return pa.ipc.open_stream(self._source, options=options)
 
 
-# The kinds of messages that have buffers, in Arrow's Message.fbs.
+# The types of messages that have buffers, in Arrow's Message.fbs.
 RECORDS = 3
 DICTIONARY = 2
 

@@ -310,16 +310,16 @@ def shared_fits(
     estimators: Sequence[Estimator], bank: QueryBank, inputs: FitInputs
 ) -> dict[int, FittedBias]:
     """Return the fits of those that differ in tau and temperature only, by their numbers: passes over
-    the scores, of which a fit takes many, serve all of a kind. Others, and single ones, have none here.
+    the scores, of which a fit takes many, serve all of these. Others, and single ones, have none here.
     """
-    kinds: dict[Sinkhorn, list[tuple[int, Sinkhorn]]] = {}
+    alike_ones: dict[Sinkhorn, list[tuple[int, Sinkhorn]]] = {}
     for number, estimator in enumerate(estimators):
         if isinstance(estimator, Sinkhorn) and estimator.strength != "agreement":
             alike = replace(estimator, tau=1.0, temperature=None, strength=1.0, items=None)
-            kinds.setdefault(alike, []).append((number, estimator))
+            alike_ones.setdefault(alike, []).append((number, estimator))
 
     fits: dict[int, FittedBias] = {}
-    for numbered in kinds.values():
+    for numbered in alike_ones.values():
         if len(numbered) > 1:
             numbers, some = zip(*numbered, strict=True)
             gallery = require_gallery(bank, inputs.gallery, type(some[0]).__name__)

@@ -59,8 +59,8 @@ class Tuned(NamedTuple):
     speedup: float = 1.0
 
 
-def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
-    """Return the kinds of index that the installed FAISS has for the k nearest, on a GPU or on the
+def index_types(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
+    """Return the types of index that the installed FAISS has for the k nearest, on a GPU or on the
     CPU.
     """
     faiss = import_faiss()
@@ -75,7 +75,7 @@ def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
 
 class BankIndex:
     """An index in FAISS of a bank (m, d), a contiguous tensor of float32 on the device of the
-    index. kind: one of `index_kinds`, or on a GPU "flat", which is exact.
+    index. kind: one of `index_types`, or on a GPU "flat", which is exact.
     """
 
     def __init__(
@@ -248,15 +248,15 @@ class ApproximateBank:
         """Choose the fastest of the narrowest searches that are accurate enough on the first half
         of the sample.
         """
-        kinds = index_kinds(self.k, on_gpu=self._on_gpu)
+        types = index_types(self.k, on_gpu=self._on_gpu)
         if (
             self._on_gpu
-            and kinds
+            and types
             and flat_is_faster(self._device, self._bank.device, self._bank.shape[1], self.k)
         ):
             flat = BankIndex("flat", self._bank, self.k, on_gpu=True)
             self._exact = lambda rows: flat.means(rows)[0]
-        if len(self._bank) < LEAST_BANK or not kinds:
+        if len(self._bank) < LEAST_BANK or not types:
             return Tuned()
         scores, nearest = topk(sample, self._bank, self.k, device=self._device)
         means = scores.mean(1, dtype=torch.float64)
@@ -265,7 +265,7 @@ class ApproximateBank:
         exact_seconds = seconds_of(lambda: self._means(timed))
         best = Tuned()
         chosen = None
-        for kind in kinds:
+        for kind in types:
             self._index = index = BankIndex(kind, self._bank, self.k, on_gpu=self._on_gpu)
             for width in index.widths():
                 self._width = width

@@ -274,7 +274,7 @@ def all_scores(rows: Any, others: Any) -> npt.NDArray[Any]:
 
 def scored(documents: Any, queries: Any, device: str = "auto") -> Any:
     """Return vectors as they are, and documents of tokens with a table of their scores."""
-    # Rows of two kinds have no scores, which the kernels say.
+    # Rows of one vector and of several have no scores, which the kernels say.
     if is_token_rows(documents) and is_token_rows(queries):
         return documents.scored(queries, device=device)
     return documents

@@ -110,7 +110,7 @@ def check_refit(
     if options.recipe.bank is not None:
         return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
     if len(state.profiles) > 1:
-        # Profiles are for queries of other kinds, each of which needs a bank of its own kind.
+        # Each profile is for other queries, and needs a bank of these.
         lacking = (
             f"a new bank is due: {why}, and the samples are of the queries of all {len(state.profiles)} "
             f"profiles: refresh profile {name!r} with a bank of today's queries of its own"

@@ -151,7 +151,7 @@ def left_helpers(store: Store, info: CollectionInfo, *markers: str) -> list[str]
     """Return the side collections and query samples that point back to a collection, which does not
     name them any more, or not yet: jobs that were interrupted have left them.
 
-    markers: the properties that mark them, by default of both kinds. A job that runs has made some
+    markers: the properties that mark them, by default both. A job that runs has made some
     that are not named yet: ask under its lease.
     """
     named = {helper.collection for helper in info.helpers}

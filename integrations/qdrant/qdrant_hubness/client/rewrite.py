@@ -245,7 +245,7 @@ class Rewriter:
 
         most: the points of the answer and of the offset.
 
-        Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
+        Raises UnsupportedOperation for queries that a corrected vector cannot answer.
         """
         rewritten: tuple[models.QueryRequest, Decoding] = self._rewritten(
             request, self.cached_state.state_of(request.using), most, is_top=True

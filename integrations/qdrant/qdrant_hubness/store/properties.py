@@ -92,7 +92,7 @@ class Properties:
         token: the fencing token of the caller's lease; 0 for none. What was written by a later one keeps
         that: so the caller has to hold the lease at this moment.
         """
-        # Both kinds of request change single keys, so jobs and clients do not undo each other.
+        # Either request changes single keys, so jobs and clients do not undo each other.
         with turn(self._client), translated(name):
             if self.in_metadata:
                 metadata = self._client.get_collection(name).config.metadata or {}

@@ -199,7 +199,7 @@ class QdrantStore(QdrantBanks):
         return schema.column_needs(source, field)
 
     def named_partitions(self, source: CollectionInfo) -> list[str]:
-        # The two kinds of ids, in whose order jobs read points, are no partitions of the user's.
+        # The two types of ids, in whose order jobs read points, are no partitions of the user's.
         return []
 
     def fields_of_copy(self, hidden_fields: Sequence[str]) -> list[str]:
