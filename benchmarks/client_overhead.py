@@ -9,6 +9,7 @@ Exits with 1 where it is above 5% of the plain client's median, or above 100 µs
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 import statistics
@@ -159,6 +160,7 @@ def facts_of(
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     one_thread()
     started = time.monotonic()
     with MilvusServer() as server:

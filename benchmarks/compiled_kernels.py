@@ -9,6 +9,7 @@ kernel spills.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def resources(binary: bytes) -> tuple[int, int]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     from milvus_hubness.correction.kernels import on_triton
 
     kernels = [

@@ -12,6 +12,7 @@ finds less than the L2 index by more than MARGIN."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     one_thread()
     faiss.omp_set_num_threads(1)
     started = time.monotonic()

@@ -13,6 +13,7 @@ Exits with 1 where a form's recall on the server, under HNSW, is more than MARGI
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -332,6 +333,7 @@ def conclusion(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     started = time.monotonic()
     found = []
     for row in measured():

@@ -12,6 +12,7 @@ gets where less was asked for. Exits with 1 where a bound does not hold; nothing
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
@@ -491,6 +492,7 @@ def markdown(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]) 
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     one_thread()
     if reason := MilvusServer.unavailable():
         print(reason)
