@@ -26,7 +26,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.state import PROPERTY
 from milvus_hubness.jobs.common.progress import Events
-from milvus_hubness.jobs.migration import migrator
+from milvus_hubness.jobs.migration import switching
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -240,7 +240,7 @@ def test_a_run_that_is_stopped_while_clients_are_waited_for_keeps_no_write_back(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(migrator, "wait_seconds", wait)
+        patched.setattr(switching, "wait_seconds", wait)
         with pytest.raises(KeyboardInterrupt):
             watched.migrate()
     assert (watched.leads_to(), watched.is_required) == (small.name, False)

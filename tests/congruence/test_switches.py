@@ -116,7 +116,7 @@ def test_between_the_move_and_the_end_of_every_ttl_both_copies_get_every_write(w
             young.close()
         return 0.0
 
-    monkeypatch.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+    monkeypatch.setattr("milvus_hubness.jobs.migration.switching.wait_seconds", waiting)
     world.forth()
     target, dual_writes = seen[-1]
     assert target == world.second
@@ -162,7 +162,7 @@ def test_a_source_that_gets_another_name_is_asked_by_it_before_the_copy_has_its_
 
     former = world.store.info(world.first).state
     world.banks[renamed] = world.banks[world.first]
-    monkeypatch.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+    monkeypatch.setattr("milvus_hubness.jobs.migration.switching.wait_seconds", waiting)
     resume(world.store, world.second, world.options, rename=True)
     answer(old)
     assert answers == [

@@ -83,7 +83,7 @@ def test_between_the_move_and_the_end_of_every_ttl_both_copies_get_every_write(w
             np.testing.assert_allclose([found[key].vector for key in (100, 101)], fresh, rtol=1e-5)
         seen.append(leads_to)
 
-    monkeypatch.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+    monkeypatch.setattr("milvus_hubness.jobs.migration.switching.wait_seconds", waiting)
     world.forth()
     assert seen[-1] == world.second
     assert {world.store.info(name).dual_write for name in world.states} == {None}
@@ -120,7 +120,7 @@ def assert_both_updates_survive(world, monkeypatch, alias, former, move):
             old.set_payload(alias, {"old": 1}, points=[56])
 
     with monkeypatch.context() as patched:
-        patched.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+        patched.setattr("milvus_hubness.jobs.migration.switching.wait_seconds", waiting)
         move()
     assert copied
     [point] = young.retrieve(alias, [56])
@@ -160,7 +160,7 @@ def test_the_former_copy_takes_what_a_source_without_a_correction_takes(monkeypa
             corrected.client.upsert("shop", [zero])
             assert corrected.client.retrieve(corrected.name, [900])
 
-    monkeypatch.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+    monkeypatch.setattr("milvus_hubness.jobs.migration.switching.wait_seconds", waiting)
     rollback(store, "shop")
     assert corrected.client.retrieve("shop", [900])
 
