@@ -6,7 +6,7 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import read_from_database
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -51,6 +51,7 @@ def diagnose(
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
+    expect_judgements(judgements)
     if (queries is None) == (judgements is None):
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     in_database = read_from_database(store, {"queries": queries}, collection, field)
