@@ -437,3 +437,27 @@ def test_after_a_rollback_other_options_are_told_in_a_few_words(run, live):
     assert "--restart" in message
     assert len(message) < 300
     assert "{" not in message
+
+
+def test_a_run_that_continues_names_the_options_that_differ_and_no_others(run, files):
+    """A prior has one source: who names a field has said nothing of a log of clicks, and vice versa."""
+    np.savez("clicks.npz", key=np.arange(30))
+    assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
+    for option, value in (("--prior", "group"), ("--prior-from", "clicks.npz"), ("--gate", "3")):
+        done = run("migrate", "run", "products", option, value, "--no-writers")
+        assert_fails(done, 2, f"{option}: the migration of 'products'")
+
+    weighted = ("--prior", "group", "--prior-weight", "0.2")
+    begun = run("migrate", "run", "products", *BANK, *weighted, "--no-writers", "--restart")
+    assert begun.returncode == 0, begun.stderr
+    assert run("migrate", "run", "products", *weighted, "--no-writers").returncode == 0
+    other = run("migrate", "run", "products", "--prior-from", "clicks.npz", "--no-writers")
+    assert_fails(other, 2, "--prior-from: the migration of 'products'")
+
+
+@pytest.mark.parametrize("rate", ["0", "-3", "nan"])
+def test_a_plan_refuses_the_rate_that_its_run_would(run, files, rate):
+    for extent in ([], ["--plan"], ["--rehearse"]):
+        done = run("migrate", "run", "products", *BANK, *extent, "--rows-per-second", rate)
+        assert_fails(done, 2, "rows_per_second must be a positive number")
+    assert collections(files) == {"products"}

@@ -129,8 +129,9 @@ class Planning(options.CorrectionOptions):
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (recipe.gate, former.get("gate") or 0),
-            "--prior": (prior.get("field"), former_prior.get("field")),
-            "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
+            # A prior has one source: the other is an empty text, or nothing without a prior.
+            "--prior": (prior.get("field") or None, former_prior.get("field") or None),
+            "--prior-from": (prior.get("clicks") or None, former_prior.get("clicks") or None),
             "--prior-weight": (recipe.prior_weight, former_prior.get("weight")),
             "--kind": (recipe.kind, former.get("kind")),
             "--on-hub": (recipe.on_hub, former.get("on_hub")),
@@ -177,6 +178,13 @@ class Pace:
     """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
+
+    def __post_init__(self) -> None:
+        # A plan of a run refuses what the run itself would.
+        if self.rows_per_second is not None:
+            from milvus_hubness.jobs.common.progress import checked_limit
+
+            checked_limit("rows_per_second", self.rows_per_second)
 
 
 @dataclass(frozen=True)
