@@ -7,7 +7,20 @@ import shlex
 import numpy as np
 import pytest
 
-from milvus_hubness import HubnessClient, MilvusStore, connect
+from milvus_hubness import (
+    NNN,
+    Beside,
+    Copy,
+    HubnessClient,
+    InvalidParameter,
+    MilvusStore,
+    Recipe,
+    connect,
+    cutover,
+    migrate,
+    plan_correction,
+    resume,
+)
 from milvus_hubness.cli import console
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -461,3 +474,25 @@ def test_a_plan_refuses_the_rate_that_its_run_would(run, files, rate):
         done = run("migrate", "run", "products", *BANK, *extent, "--rows-per-second", rate)
         assert_fails(done, 2, "rows_per_second must be a positive number")
     assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize("option", ["--alias", "--target", "--bank-name"])
+@pytest.mark.parametrize("extent", [[], ["--plan"], ["--rehearse"]], ids=" ".join)
+def test_an_empty_name_is_refused_before_anything_is_written(run, files, option, extent):
+    """As of a variable that is not set: a run without the option would be another one."""
+    done = run("migrate", "run", "products", *BANK, option, "", *extent)
+    assert done.returncode == 2, done.stdout
+    assert ("--alias is empty" if option == "--alias" else "'' is no name") in done.stderr
+    assert collections(files) == {"products"}
+
+
+def test_an_empty_name_in_python(files):
+    for words in ({"alias": ""}, {"target": ""}):
+        with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+            plan_correction("shop.db", "products", "bank.npy", Copy(**words))
+    with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+        plan_correction("shop.db", "products", "bank.npy", Beside(), bank_collection="")
+    migrate("shop.db", plan_correction("shop.db", "products", Recipe("bank.npy", estimator=NNN(4))))
+    for job in (cutover, resume):
+        with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+            job("shop.db", "products", alias="")

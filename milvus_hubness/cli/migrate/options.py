@@ -42,6 +42,8 @@ class Switching:
 
     def __post_init__(self) -> None:
         # Typer makes this record while it reads the command line, so it is an error of usage.
+        if self.alias == "":
+            raise typer.BadParameter("--alias is empty: pass the name to move, or leave it out")
         if self.alias and self.rename:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
