@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
@@ -21,6 +22,7 @@ from milvus_hubness.reports.report import (
     Detail,
     Diagnosis,
 )
+from milvus_hubness.reports.runs import RunFiles
 from milvus_hubness.reports.tuned import CollectionTuning, store_tuned
 
 
@@ -56,7 +58,9 @@ def diagnose(
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     in_database = read_from_database(store, {"queries": queries}, collection, field)
     queries = in_database.get("queries") or optional_bank(queries)
+    expect_instance("detail", detail, Detail)
     if detail.runs is not None:
+        expect_instance("runs", detail.runs, RunFiles)
         detail.runs.check(judgements)
     recipe = Recipe.of(recipe)
     recipe.expect_only("diagnose", "bank", "target_bank", "estimator", "kind")

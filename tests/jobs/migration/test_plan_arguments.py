@@ -7,6 +7,7 @@ import pytest
 from milvus_hubness import (
     Beside,
     Copy,
+    Detail,
     InvalidInput,
     InvalidParameter,
     MilvusStore,
@@ -86,6 +87,18 @@ def test_judgements_of_another_form(judgements):
     for report in (tune, diagnose):
         with pytest.raises(InvalidParameter, match=message):
             report(store, "products", judgements=judgements)
+
+
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        (3, "detail must be of Detail, not int"),
+        (Detail(runs="raw.trec"), "runs must be of RunFiles"),
+    ],
+)
+def test_details_of_another_form(detail, said):
+    with pytest.raises(InvalidParameter, match=said):
+        diagnose(UnreachableStore(), "products", np.eye(4), detail=detail)
 
 
 class UnreachableStore(MilvusStore):
