@@ -267,28 +267,28 @@ def test_a_name_that_a_switch_leaves_on_the_source(run, live):
 
 
 def pasted(done, before):
-    """The words of a command that another one printed after a text: a line, or a row of a table, which a
-    narrow terminal folds. It ends with an address."""
-    printed = " ".join(done.stdout.split())
-    [text] = re.findall(rf"{before}\s*milvus-hubness (.*?--uri \S+)", printed)
+    """The words of a command that another one printed after a text, on one line however narrow the
+    terminal is, as it is copied. The first, where there are several."""
+    text, *_ = re.findall(rf"^{before}\s*milvus-hubness (.*)$", done.stdout, re.MULTILINE)
     return shlex.split(text)
 
 
 def test_the_commands_that_a_run_proposes_find_its_database(run, files):
-    """The address is that of an option, as the environment has none."""
-    elsewhere = {"uri": "elsewhere.db"}
+    """The address is that of an option, as the environment has none; the terminal is narrow."""
+    elsewhere = {"uri": "elsewhere.db", "COLUMNS": "50"}
     named = ("--uri", "shop.db")
     steps = [
         (("migrate", "run", "products", *BANK), "To switch: "),
         (("migrate", "run", "products", *BANK, "--alias", "live"), "To undo:"),
-        (("migrate", "rollback", "live"), "to drop the copy"),
-        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "to drop it"),
+        (("migrate", "rollback", "live"), "To drop the copy: "),
+        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "To switch: "),
+        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "To drop it: "),
     ]
     for words, before in steps:
         done = run(*words, *named, **elsewhere)
         assert done.returncode == 0, done.stderr
         proposed = pasted(done, before)
-        assert proposed[-2:] == ["--uri", "shop.db"]
+        assert proposed[-2:] == list(named)
     # The last one, as it is printed.
     assert "products_hubness" in run(*proposed, **elsewhere).stdout
 
