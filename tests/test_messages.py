@@ -138,7 +138,7 @@ COMMANDS = {
     ),
     "migrate run --plan products --bank empty.npy": "the bank from empty.npy has no query; at least 1 is needed",
     "migrate run --plan products --bank two.npz": (
-        "two.npz has several arrays: choose one of 'past', 'new' with --bank-column, or name it 'query'"
+        "two.npz has several arrays: choose one of 'past', 'new', of a bank with --bank-column, or name it 'query'"
     ),
     "migrate run --plan products --bank missing.npy": "missing.npy: no such file; check the path",
     "migrate run --plan products --bank bank.npy --param k=41": (

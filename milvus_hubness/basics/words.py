@@ -1,5 +1,5 @@
-"""Parameters that take one of a few words, which the annotation of each lists as a Literal, and the
-names of arguments.
+"""Parameters that take one of a few words, which the annotation of each lists as a Literal, or a
+value of one class, and the names of arguments.
 """
 
 from __future__ import annotations
@@ -30,6 +30,17 @@ def expect_words(name: str, values: Any, words: Any) -> list[Any]:
     for value in listed:
         expect_word(name, value, words)
     return listed
+
+
+def expect_instance(name: str, value: object, kind: type, remedy: str = "") -> None:
+    """Raise InvalidParameter unless `value` is one of this class.
+
+    name: of the parameter, for the message. remedy: what to pass instead.
+    """
+    if not isinstance(value, kind):
+        given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        advice = f": {remedy}" if remedy else ""
+        raise InvalidParameter(f"{name} must be of {kind.__name__}, not {given}{advice}")
 
 
 def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:

@@ -56,8 +56,10 @@ class Subject:
 
     def expect(self, collection: str | None) -> None:
         """Raise typer.BadParameter unless there is one thing to check."""
-        if (collection is None) == (self.items is None):
+        if collection is None and self.items is None:
             raise typer.BadParameter("nothing to check: give a COLLECTION or --items FILE")
+        if collection is not None and self.items is not None:
+            raise typer.BadParameter("give a COLLECTION or --items FILE: one of them is checked")
         if collection is not None and self.metric != METRIC:
             raise typer.BadParameter(
                 "--metric is of --items: a collection is compared by the metric of its index"

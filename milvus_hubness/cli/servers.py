@@ -95,13 +95,18 @@ def serve(
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         file = ConfigFile(config)
-        uri, connect = _database(file)
         faults = [*file.faults, *file_faults(file)]
+        # With a faulty address it would be another database, and a token or a certificate that cannot
+        # be read opens none.
+        if any(fault.path[:1] == ("server",) for fault in faults):
+            raise file.refusal(faults)
+
+        uri, connect = _database(file)
         if check and not faults:
             faults = database_faults(file, connect())
         # All faults at once: if the file has some, those of the database are shown with them, if it
-        # answers. With a faulty address it would be another database.
-        elif faults and all(fault.path[:1] != ("server",) for fault in file.faults):
+        # answers.
+        elif faults:
             with suppress(ServerUnavailable):
                 faults += database_faults(file, connect())
 
@@ -152,12 +157,22 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     """Return the address of the database and a function that opens it.
 
-    Raises InvalidParameter for a password in it, and for files of certificates.
+    Raises InvalidParameter for a password in it, and for files of certificates that the environment
+    names; InvalidConfig for those of the file.
     """
+    from milvus_hubness.serve.config_file import Fault
+
     # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
     uri = table.uri or _uri_of_environment()
-    certificates = _certificates(table)
+    try:
+        certificates = _certificates(table)
+    except InvalidParameter as error:
+        # Of a certificate and its key, one may be in the file and the other in the environment.
+        named = [key for key in ("cert", "key", "ca") if getattr(table, key) is not None]
+        if not named:
+            raise
+        raise file.refusal([Fault(("server", named[0]), str(error))]) from None
 
     def connect() -> Store:
         # The token is read each time: it may have been rotated.

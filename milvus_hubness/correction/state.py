@@ -171,6 +171,11 @@ class BankReference(FrozenModel):
         return self.fingerprint.split("+")[0]
 
     @property
+    def has_targets(self) -> bool:
+        """Whether reference items are stored with its queries."""
+        return self.fingerprint != self.queries_fingerprint
+
+    @property
     def rows(self) -> tuple[str, str]:
         """What identifies the generation's rows.
 

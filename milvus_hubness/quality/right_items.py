@@ -51,9 +51,7 @@ class RightItems:
         if not len(positives):
             raise InvalidInput("queries or gallery items are missing")
 
-        listed = [
-            list(numbers) if isinstance(numbers, Iterable) else [numbers] for numbers in positives
-        ]
+        listed = _listed(positives)
         graded = [dict.fromkeys(numbers, 1.0) for numbers in listed]
         if grades is not None:
             graded = _with_grades(listed, grades)
@@ -127,9 +125,16 @@ def _starts_of(counts: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
+def _listed(of_queries: Iterable[Any]) -> list[list[Any]]:
+    """Return for each query a list of plain values: of one value, of several, or of an array."""
+    # The elements of a tensor are tensors, of which no two are equal as keys of a dictionary.
+    plain = (values.tolist() if hasattr(values, "tolist") else values for values in of_queries)
+    return [list(values) if isinstance(values, Iterable) else [values] for values in plain]
+
+
 def _with_grades(positives: Sequence[list[Any]], grades: Grades) -> list[dict[Any, float]]:
     """Return the grade of each positive of each query. Raises InvalidInput."""
-    listed = [list(values) if isinstance(values, Iterable) else [values] for values in grades]
+    listed = _listed(grades)
     unequal = [
         query
         for query, numbers in enumerate(positives)

@@ -18,6 +18,7 @@ from milvus_hubness.basics.texts import in_points, percent, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
+    expect_estimator,
     require_gallery,
     score_spread,
 )
@@ -704,6 +705,10 @@ def compare(
     the fit. positives, grades, measure: as in `LabelledQueries.of`; without positives the table has
     excess answers only. Equal seeds give equal results. Raises as `tune` does.
     """
+    if isinstance(methods, str | Estimator) or None in methods:
+        raise InvalidInput(f"methods must be a list such as [NNN(), CSLS()], not {methods!r}")
+    for method in methods:
+        expect_estimator(method)
     bank = QueryBank.of(bank)
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))

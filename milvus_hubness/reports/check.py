@@ -22,7 +22,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.gallery import Gallery, expect_distinct
-from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import VECTORS
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -161,6 +161,7 @@ def check(
     """
     if isinstance(judgements, str | os.PathLike):
         judgements = Judgements.load(judgements)
+    expect_judgements(judgements)
     reading = read(
         source,
         collection,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.recipe import Recipe
 from milvus_hubness.jobs.common.samples import read_from_database
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -21,6 +22,7 @@ from milvus_hubness.reports.report import (
     Detail,
     Diagnosis,
 )
+from milvus_hubness.reports.runs import RunFiles
 from milvus_hubness.reports.tuned import CollectionTuning, store_tuned
 
 
@@ -51,11 +53,14 @@ def diagnose(
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
+    expect_judgements(judgements)
     if (queries is None) == (judgements is None):
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     in_database = read_from_database(store, {"queries": queries}, collection, field)
     queries = in_database.get("queries") or optional_bank(queries)
+    expect_instance("detail", detail, Detail)
     if detail.runs is not None:
+        expect_instance("runs", detail.runs, RunFiles)
         detail.runs.check(judgements)
     recipe = Recipe.of(recipe)
     recipe.expect_only("diagnose", "bank", "target_bank", "estimator", "kind")

@@ -19,7 +19,7 @@ from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.errors import InvalidInput, StoreError
 from milvus_hubness.jobs.common.gallery import Gallery, only_field, read_gallery
-from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
 from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior, PriorRequest, on_gallery
 from milvus_hubness.jobs.common.recipe import Recipe
@@ -234,6 +234,7 @@ class CollectionTuning:
         Raises as `reports.collections.tune` does.
         """
         chosen_measure = Measure.of(measure)
+        expect_judgements(judgements)
         recipe = recipe.read(store, collection, field)
         recipe.expect_only("tune", "bank", "target_bank", "queries", "prior", "kind")
         info = store.info(collection)

@@ -326,6 +326,13 @@ class CollectionTable(_Table):
             raise ValueError("has the vectors for pairs: add the key pairs, or remove this one")
         return path
 
+    @field_validator("measure")
+    @classmethod
+    def _has_right_answers(cls, measure: str, info: ValidationInfo) -> str:
+        if info.data.get("pairs", measure) is None:
+            raise ValueError("is measured on pairs: add the key pairs, or remove this one")
+        return measure
+
     @field_validator("key_column")
     @classmethod
     def _has_keys(cls, column: str | None, info: ValidationInfo) -> str | None:

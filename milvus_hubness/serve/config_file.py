@@ -19,6 +19,7 @@ from milvus_hubness.basics.files.opening import read_text, read_token
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import is_same, to_dict
+from milvus_hubness.correction.state import Profile
 from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
@@ -30,6 +31,7 @@ from milvus_hubness.errors import (
     UnreadableFile,
 )
 from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord
@@ -233,7 +235,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
     problems: dict[tuple[str, ...], str | None] = {}
     for number, table in enumerate(file.config.collection):
         readers: dict[str, partial[Any]] = {
-            key: partial(QueryBank.load, bank, column)
+            key: partial(_judging_queries if key == "queries" else QueryBank.load, bank, column)
             for key, bank, column in _banks(table)
             if not bank.startswith(COLLECTION_PREFIX)
         }
@@ -243,7 +245,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             readers["prior_from"] = table.reads_clicks
         for key, read in readers.items():
             # Many collections may share a file, which is read once.
-            kind = key if key in ("pairs", "prior_from") else "bank"
+            kind = "bank" if key in ("bank", "target_bank") else key
             source = (kind, *map(str, read.args))
             if source not in problems:
                 problems[source] = _problem(read)
@@ -260,6 +262,11 @@ def _problem(read: Callable[[], object]) -> str | None:
     except InvalidInput as error:
         return str(error)
     return None
+
+
+def _judging_queries(path: str, column: str | None) -> QueryBank | None:
+    """Return real queries in a file. Raises as QueryBank.load, and InvalidInput for too few."""
+    return Judging.of("skip", QueryBank.load(path, column)).queries
 
 
 def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
@@ -279,12 +286,13 @@ def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -
     a service goes on with the other collections. Raises ServerUnavailable.
     """
     faults = []
+    seen: dict[tuple[str, str, str], int] = {}
     for number, table in enumerate(file.config.collection):
         if table.name == UNNAMED:
             continue
 
         try:
-            for key, message in _faults_of(table, store):
+            for key, message in _faults_of(table, store, seen, number):
                 faults.append(Fault(("collection", number, key), message))
         except StateError as error:
             if of_states:
@@ -293,8 +301,13 @@ def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -
     return faults
 
 
-def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]]:
-    """Yield the key and the text of each fault."""
+def _faults_of(
+    table: CollectionTable, store: Store, seen: dict[tuple[str, str, str], int], number: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of each fault.
+
+    seen: the number of the first table of each profile, which is noted here. number: of this table.
+    """
     try:
         info = store.info(table.name)
         state = info.state_of(table.field)
@@ -320,6 +333,16 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
             f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank",
         )
 
+    # An alias and the collection's own name, or the active profile with its name and without.
+    profile = table.profile or state.active
+    first = seen.setdefault((info.name, state.field, profile), number)
+    if first != number:
+        yield (
+            "name",
+            f"is profile {profile!r} of {info.name!r}, as collection[{first}] is: remove one of them",
+        )
+
+    yield from _faults_of_method(table, state.profiles.get(profile))
     if table.profile in (None, state.active):
         # A verdict is about one bank: the one that the next refresh uses, unless the file names
         # another.
@@ -336,15 +359,35 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         )
     for key, bank, column in _banks(table):
         try:
-            read_bank(store, bank, column).expect_dim(
-                state.dim, f"field {state.field!r} of {info.name!r}"
-            )
+            vectors = read_bank(store, bank, column)
+            vectors.expect_dim(state.dim, f"field {state.field!r} of {info.name!r}")
+            if key == "queries":
+                Judging.of("skip", vectors)
         except ServerUnavailable:
             raise
         except (StoreError, InvalidInput) as error:
             # An unreadable file is `file_faults`' to report.
             if isinstance(error, DimensionMismatch) or bank.startswith(COLLECTION_PREFIX):
                 yield key, str(error)
+
+
+def _faults_of_method(table: CollectionTable, profile: Profile | None) -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of each fault that the stored profile shows; None for a new one."""
+    estimator = table.estimator()
+    has_targets = profile is not None and profile.bank.has_targets
+    needs_targets = estimator is not None and estimator.needs_target_bank
+    if needs_targets and table.target_bank is None and not has_targets:
+        yield (
+            "method",
+            f"{table.method} needs reference items: add the key target_bank, or name another method",
+        )
+
+    has_prior = profile is not None and profile.prior is not None
+    if table.prior_weight is not None and not (table.prior or table.prior_from or has_prior):
+        yield (
+            "prior_weight",
+            "is the weight of a prior: add the key prior or prior_from, or remove this one",
+        )
 
 
 def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -> str | None:

@@ -254,7 +254,7 @@ def test_a_corrected_collection_shows_its_own_biases(shop, run):
     ("words", "message"),
     [
         ("check", "nothing to check: give a COLLECTION or --items FILE"),
-        ("check photos --items items.npy", "nothing to check: give a COLLECTION or --items FILE"),
+        ("check photos --items items.npy", "give a COLLECTION or --items FILE: one of them"),
         ("check --items items.npy", "no past queries: pass --queries FILE"),
         ("check --items items.npy --queries past.npy --field v", "are those of a collection"),
         ("check photos --bank past.npy --queries past.npy --pairs pairs.npz", "not both"),

@@ -7,7 +7,20 @@ import shlex
 import numpy as np
 import pytest
 
-from milvus_hubness import HubnessClient, MilvusStore, connect
+from milvus_hubness import (
+    NNN,
+    Beside,
+    Copy,
+    HubnessClient,
+    InvalidParameter,
+    MilvusStore,
+    Recipe,
+    connect,
+    cutover,
+    migrate,
+    plan_correction,
+    resume,
+)
 from milvus_hubness.cli import console
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -254,28 +267,28 @@ def test_a_name_that_a_switch_leaves_on_the_source(run, live):
 
 
 def pasted(done, before):
-    """The words of a command that another one printed after a text: a line, or a row of a table, which a
-    narrow terminal folds. It ends with an address."""
-    printed = " ".join(done.stdout.split())
-    [text] = re.findall(rf"{before}\s*milvus-hubness (.*?--uri \S+)", printed)
+    """The words of a command that another one printed after a text, on one line however narrow the
+    terminal is, as it is copied. The first, where there are several."""
+    text, *_ = re.findall(rf"^{before}\s*milvus-hubness (.*)$", done.stdout, re.MULTILINE)
     return shlex.split(text)
 
 
 def test_the_commands_that_a_run_proposes_find_its_database(run, files):
-    """The address is that of an option, as the environment has none."""
-    elsewhere = {"uri": "elsewhere.db"}
+    """The address is that of an option, as the environment has none; the terminal is narrow."""
+    elsewhere = {"uri": "elsewhere.db", "COLUMNS": "50"}
     named = ("--uri", "shop.db")
     steps = [
         (("migrate", "run", "products", *BANK), "To switch: "),
         (("migrate", "run", "products", *BANK, "--alias", "live"), "To undo:"),
-        (("migrate", "rollback", "live"), "to drop the copy"),
-        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "to drop it"),
+        (("migrate", "rollback", "live"), "To drop the copy: "),
+        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "To switch: "),
+        (("migrate", "run", "products", *BANK, "--restart", "--rehearse"), "To drop it: "),
     ]
     for words, before in steps:
         done = run(*words, *named, **elsewhere)
         assert done.returncode == 0, done.stderr
         proposed = pasted(done, before)
-        assert proposed[-2:] == ["--uri", "shop.db"]
+        assert proposed[-2:] == list(named)
     # The last one, as it is printed.
     assert "products_hubness" in run(*proposed, **elsewhere).stdout
 
@@ -437,3 +450,49 @@ def test_after_a_rollback_other_options_are_told_in_a_few_words(run, live):
     assert "--restart" in message
     assert len(message) < 300
     assert "{" not in message
+
+
+def test_a_run_that_continues_names_the_options_that_differ_and_no_others(run, files):
+    """A prior has one source: who names a field has said nothing of a log of clicks, and vice versa."""
+    np.savez("clicks.npz", key=np.arange(30))
+    assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
+    for option, value in (("--prior", "group"), ("--prior-from", "clicks.npz"), ("--gate", "3")):
+        done = run("migrate", "run", "products", option, value, "--no-writers")
+        assert_fails(done, 2, f"{option}: the migration of 'products'")
+
+    weighted = ("--prior", "group", "--prior-weight", "0.2")
+    begun = run("migrate", "run", "products", *BANK, *weighted, "--no-writers", "--restart")
+    assert begun.returncode == 0, begun.stderr
+    assert run("migrate", "run", "products", *weighted, "--no-writers").returncode == 0
+    other = run("migrate", "run", "products", "--prior-from", "clicks.npz", "--no-writers")
+    assert_fails(other, 2, "--prior-from: the migration of 'products'")
+
+
+@pytest.mark.parametrize("rate", ["0", "-3", "nan"])
+def test_a_plan_refuses_the_rate_that_its_run_would(run, files, rate):
+    for extent in ([], ["--plan"], ["--rehearse"]):
+        done = run("migrate", "run", "products", *BANK, *extent, "--rows-per-second", rate)
+        assert_fails(done, 2, "rows_per_second must be a positive number")
+    assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize("option", ["--alias", "--target", "--bank-name"])
+@pytest.mark.parametrize("extent", [[], ["--plan"], ["--rehearse"]], ids=" ".join)
+def test_an_empty_name_is_refused_before_anything_is_written(run, files, option, extent):
+    """As of a variable that is not set: a run without the option would be another one."""
+    done = run("migrate", "run", "products", *BANK, option, "", *extent)
+    assert done.returncode == 2, done.stdout
+    assert ("--alias is empty" if option == "--alias" else "'' is no name") in done.stderr
+    assert collections(files) == {"products"}
+
+
+def test_an_empty_name_in_python(files):
+    for words in ({"alias": ""}, {"target": ""}):
+        with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+            plan_correction("shop.db", "products", "bank.npy", Copy(**words))
+    with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+        plan_correction("shop.db", "products", "bank.npy", Beside(), bank_collection="")
+    migrate("shop.db", plan_correction("shop.db", "products", Recipe("bank.npy", estimator=NNN(4))))
+    for job in (cutover, resume):
+        with pytest.raises(InvalidParameter, match=r"^'' is no name for a collection or alias"):
+            job("shop.db", "products", alias="")

@@ -237,7 +237,7 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
     np.savez("wide.npz", query=vectors, item=np.ones((6, DIM + 1)))
     assert_fails(run(*train, "--pairs", "wide.npz"), 1, f"dimension {DIM}", f"has {DIM + 1}")
     np.savez("no_items.npz", query=vectors)
-    assert_fails(run(*train, "--pairs", "no_items.npz"), 1, "item")
+    assert_fails(run(*train, "--pairs", "no_items.npz"), 1, "has no array 'item', only 'query'")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rank=0"), 2, "rank")
     assert_fails(
         run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter"

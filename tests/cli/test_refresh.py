@@ -11,7 +11,7 @@ from milvus_hubness.cli.refresh import show_refresh
 from milvus_hubness.jobs.refresh.evaluation import RefreshEvaluation
 from milvus_hubness.jobs.refresh.result import RefreshResult
 from milvus_hubness.quality.measures import Interval
-from tests.cli.conftest import DIM
+from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import vectors
 
 
@@ -112,3 +112,16 @@ def test_a_share_and_a_decision_exclude_each_other(run, files):
     done = run("refresh", "products", "--refit-share", "0.2", "--refit")
     assert done.returncode == 2
     assert "leave out --refit, which has decided" in " ".join(done.stderr.split())
+
+
+def test_queries_of_another_width_are_named_before_the_rows_are_read(run, files, monkeypatch):
+    assert run("enable", "products", "--bank", "bank.npy", "--force").returncode == 0
+    wide = vectors(np.random.default_rng(3), 30, 2 * DIM)
+    np.save("wide.npy", wide)
+    np.savez("wide.npz", query=wide, key=np.arange(30))
+    np.save("other.npy", vectors(np.random.default_rng(4), 50, DIM))
+    monkeypatch.setattr("milvus_hubness.jobs.refresh.refreshing.sampled", lambda *given: 1 / 0)
+    for option, name in (("--queries", "wide.npy"), ("--pairs", "wide.npz")):
+        done = run("refresh", "products", "--bank", "other.npy", option, name)
+        words = f"'products' has dimension {DIM}; the bank from {name} has {2 * DIM}: embed both"
+        assert_fails(done, 1, words)

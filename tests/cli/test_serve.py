@@ -16,6 +16,7 @@ from pymilvus import DataType
 from milvus_hubness import (
     NNN,
     Beside,
+    DualInvertedSoftmax,
     HubnessClient,
     MilvusStore,
     QueryBank,
@@ -446,3 +447,67 @@ def test_the_first_configuration_replaces_no_file_and_names_what_is_not_correcte
     Path("hubness.toml").write_text("# mine\n")
     assert_fails(run("serve", "--init", "products"), 2, "hubness.toml exists")
     assert Path("hubness.toml").read_text() == "# mine\n"
+
+
+@pytest.mark.parametrize(
+    ("server", "path", "said"),
+    [
+        ('token_file = "gone"\n', "server.token_file", "no such file"),
+        ('ca = "gone.pem"\n', "server.ca", "no such file"),
+        ('key = "gone.pem"\n', "server.key", "belong together"),
+    ],
+)
+def test_a_file_of_the_server_is_named_with_its_key(corrected, run, server, path, said):
+    """No database is opened without them, and the other faults of the file are shown too."""
+    config = configured(COLLECTION + 'bank = "gone.npy"\n', server)
+    done = run("serve", "--config", config, "--check", "--json")
+    assert done.returncode == 2
+    [fault] = [line for line in json.loads(done.stdout)["error"]["faults"] if path in line]
+    assert said in fault
+    if path != "server.key":
+        assert "collection[0].bank" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "said"),
+    [
+        ('method = "dualis"\n', "collection[0].method", "add the key target_bank"),
+        ('method = "dbsn"\n', "collection[0].method", "add the key target_bank"),
+        ("prior_weight = 0.2\n", "collection[0].prior_weight", "add the key prior"),
+        ('queries = "few.npy"\n', "collection[0].queries", "3 queries cannot judge a bank"),
+        ('queries = "collection:few"\n', "collection[0].queries", "3 queries cannot judge a bank"),
+        ('measure = "MRR"\n', "collection[0].measure", "add the key pairs"),
+    ],
+)
+def test_what_no_refresh_could_follow_is_a_fault_of_the_file(corrected, run, keys, path, said):
+    few = vectors(np.random.default_rng(6), 3, DIM)
+    np.save("few.npy", few)
+    plain_collection(connect("shop.db"), "few", few, "COSINE")
+    done = run("serve", "--config", configured(COLLECTION + keys), "--check")
+    assert_fails(done, 2, f"{path}: ", said)
+
+
+def test_what_the_stored_profile_has_need_not_be_in_the_file(files, run):
+    """Its reference items and its prior stay, so that a method and a weight go with them."""
+    items = vectors(np.random.default_rng(7), 30, DIM)
+    recipe = Recipe(
+        QueryBank.load("bank.npy"),
+        target_bank=items,
+        estimator=DualInvertedSoftmax(),
+        prior="group",
+    )
+    enable("shop.db", plan_correction("shop.db", "products", recipe, Beside()))
+    keys = 'method = "dualis"\nparams = { temperature_query = 0.7 }\nprior_weight = 0.2\n'
+    done = run("serve", "--config", configured(COLLECTION + keys), "--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "second",
+    ['[[collection]]\nname = "live"\n', COLLECTION + 'profile = "default"\n'],
+    ids=["by-its-alias", "by-its-profile"],
+)
+def test_a_profile_has_one_table_whatever_it_is_called(corrected, run, second):
+    connect("shop.db").create_alias("products", "live")
+    done = run("serve", "--config", configured(COLLECTION + second), "--check")
+    assert_fails(done, 2, "collection[1].name", "'products', as collection[0] is: remove one")

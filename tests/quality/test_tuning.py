@@ -694,6 +694,36 @@ def test_methods_of_ones_choice_are_compared_in_a_table(space):
         compare(methods, gallery, queries, log, np.arange(39))
 
 
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (NNN(8), r"methods must be a list such as \[NNN\(\), CSLS\(\)\], not NNN"),
+        ("nnn", "methods must be a list"),
+        ([NNN(8), None], "methods must be a list"),
+        (["nnn"], r"an estimator is needed, not the text 'nnn': pass NNN\(\)"),
+        ([NNN], r"an estimator is needed, not its class: pass NNN\(\)"),
+    ],
+)
+def test_what_are_no_methods_to_compare(space, methods, said):
+    bank, gallery, queries = space
+    with pytest.raises(InvalidInput, match=said):
+        compare(methods, gallery, queries, bank)
+
+
+def test_right_items_of_tensors_are_numbers(space):
+    torch = pytest.importorskip("torch")
+    bank, gallery, queries = space
+    numbers = np.arange(40)
+    told = compare([NNN(8)], gallery, queries, bank, numbers)
+    several = [torch.tensor([number, number]) for number in numbers]
+    for positives in (torch.tensor(numbers), several):
+        assert compare([NNN(8)], gallery, queries, bank, positives).rows == told.rows
+    grades = [torch.tensor([2.0, 1.0]) for _ in numbers]
+    graded = compare([NNN(8)], gallery, queries, bank, several, grades=grades, measure="nDCG@5")
+    plain = compare([NNN(8)], gallery, queries, bank, numbers, measure="nDCG@5")
+    assert [row.value for row in graded.rows] == [row.value for row in plain.rows]
+
+
 def test_a_measure_among_some_items_says_what_it_is_among_all():
     items = np.eye(6, dtype=np.float32)
     items[5] = items[0] * 2

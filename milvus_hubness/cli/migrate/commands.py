@@ -114,9 +114,15 @@ def rollback(
     facts = {
         "alias": f"{source}, under its own name" if is_renamed else f"{done.alias} -> {source}",
         "carried back": f"{done.carried:,} rows written since the switch",
-        "to drop the copy": connection.command("migrate", "clean", source, "--drop", target),
     }
-    show.show_last(as_json, done.to_dict(), lambda: show_facts(f"\nRolled back: {source}", facts))
+    # On one line, to be copied: a table would fold it.
+    clean = connection.command("migrate", "clean", source, "--drop", target)
+
+    def show_done() -> None:
+        show_facts(f"\nRolled back: {source}", facts)
+        say(f"\nTo drop the copy: {clean}")
+
+    show.show_last(as_json, done.to_dict(), show_done)
 
 
 def clean(

@@ -42,6 +42,8 @@ class Switching:
 
     def __post_init__(self) -> None:
         # Typer makes this record while it reads the command line, so it is an error of usage.
+        if self.alias == "":
+            raise typer.BadParameter("--alias is empty: pass the name to move, or leave it out")
         if self.alias and self.rename:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
@@ -129,8 +131,9 @@ class Planning(options.CorrectionOptions):
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (recipe.gate, former.get("gate") or 0),
-            "--prior": (prior.get("field"), former_prior.get("field")),
-            "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
+            # A prior has one source: the other is an empty text, or nothing without a prior.
+            "--prior": (prior.get("field") or None, former_prior.get("field") or None),
+            "--prior-from": (prior.get("clicks") or None, former_prior.get("clicks") or None),
             "--prior-weight": (recipe.prior_weight, former_prior.get("weight")),
             "--kind": (recipe.kind, former.get("kind")),
             "--on-hub": (recipe.on_hub, former.get("on_hub")),
@@ -177,6 +180,13 @@ class Pace:
     """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
+
+    def __post_init__(self) -> None:
+        # A plan of a run refuses what the run itself would.
+        if self.rows_per_second is not None:
+            from milvus_hubness.jobs.common.progress import checked_limit
+
+            checked_limit("rows_per_second", self.rows_per_second)
 
 
 @dataclass(frozen=True)

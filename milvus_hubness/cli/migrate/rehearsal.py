@@ -53,6 +53,13 @@ def rehearse(
     target = migration.target
 
     cutover = ("migrate", "cutover", source)
+    # The command that moves each name, and what it does.
+    switches = {
+        connection.command(*cutover, "--alias", alias): f"{alias} leads to {target}",
+        connection.command(*cutover, "--rename"): (
+            f"{source} becomes {RENAMED.format(source)}, and {source} an alias of {target}"
+        ),
+    }
 
     # Linux counts in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -67,14 +74,10 @@ def rehearse(
         "invalid": migration.invalid,
         "invalid_keys": list(migration.invalid_keys),
         "application": _tried(application, store, migration),
-        "cutover": [
-            f"{connection.command(*cutover, '--alias', alias)}: {alias} leads to {target}",
-            f"{connection.command(*cutover, '--rename')}: {source} becomes "
-            f"{RENAMED.format(source)}, and {source} an alias of {target}",
-        ],
+        "cutover": [f"{command}: {effect}" for command, effect in switches.items()],
         "clean": connection.command("migrate", "clean", source, "--drop", target),
     }
-    show_last(as_json, report, lambda: _show_rehearsal(report, store, migration))
+    show_last(as_json, report, lambda: _show_rehearsal(report, switches, store, migration))
 
 
 def _application(connection: Connection) -> TriesRights | None:
@@ -118,7 +121,9 @@ def _application_words(tried: dict[str, Any] | None) -> str | None:
     return f"has {has} on the source; lacks {'; '.join(lacking) or 'nothing for the copy'}"
 
 
-def _show_rehearsal(report: dict[str, Any], store: Store, migration: Migration) -> None:
+def _show_rehearsal(
+    report: dict[str, Any], switches: dict[str, str], store: Store, migration: Migration
+) -> None:
     rows = report["rows_per_second"]
     mib = report["mib_per_second"]
     facts = {
@@ -131,8 +136,10 @@ def _show_rehearsal(report: dict[str, Any], store: Store, migration: Migration) 
             for facts in report["passes"]
         ),
         "application": _application_words(report["application"]),
-        "to switch": "\n".join(report["cutover"]),
-        "to drop it": report["clean"],
     }
     show_facts("\nRehearsed: {source} -> {target}".format(**report), facts)
     say("\nNo name was moved: the application reads the source.")
+    # Each command on one line, to be copied: a table would fold it.
+    for command, effect in switches.items():
+        say(f"To switch:  {command}\n            {effect}")
+    say(f"To drop it: {report['clean']}")

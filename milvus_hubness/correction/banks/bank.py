@@ -444,8 +444,14 @@ def vectors_in(columns: Columns, usual: Sequence[str], column: str | None = None
             problem = f"has no {noun} {column!r}: add one"
         raise InvalidInput(f"{columns.source} {problem}")
 
-    problem = f"no {noun} {column!r}" if column else f"several {noun}s"
+    # The option is of --bank alone: files of other options have the usual names.
+    listed = name_some(list(map(repr, candidates)))
+    if column is not None:
+        raise InvalidInput(
+            f"{columns.source} has no {noun} {column!r}, only {listed}: add it, or, of a bank, choose "
+            "one of these with --bank-column"
+        )
     raise InvalidInput(
-        f"{columns.source} has {problem}: choose one of {name_some(list(map(repr, candidates)))} with "
-        f"--bank-column, or name it {usual[0]!r}"
+        f"{columns.source} has several {noun}s: choose one of {listed}, of a bank with --bank-column, "
+        f"or name it {usual[0]!r}"
     )

@@ -50,7 +50,7 @@ class KernelPolicy:
     not run."""
 
     screen: Screen = field(
-        default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto"))
+        default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE) or "auto")
     )
     """Whether to screen in bfloat16; "auto" does so where the device multiplies it natively."""
 

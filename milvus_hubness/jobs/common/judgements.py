@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key, forms_of
 from milvus_hubness.errors import InvalidInput
@@ -37,6 +38,13 @@ from milvus_hubness.quality.right_items import RightItems
 
 IGNORE_OPTION = "--ignore-identical"
 """The option of commands by which a row is no answer to itself."""
+
+
+def expect_judgements(judgements: object) -> None:
+    """Raise InvalidParameter if these are neither Judgements nor None."""
+    if judgements is not None:
+        remedy = "make them by Judgements.load(path), Judgements.of or Judgements.from_dict"
+        expect_instance("judgements", judgements, Judgements, remedy)
 
 
 @dataclass(frozen=True, eq=False)

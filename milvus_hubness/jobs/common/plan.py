@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, InvalidParameter
@@ -71,14 +72,6 @@ class Plan(Draft, ShownAsTable, Generic[Planned]):
     body: Planned
     """Where the biases go, and what that takes."""
 
-    def expect_body(self, body: type[PlannedBody]) -> None:
-        """Raise InvalidParameter unless the body is of this class."""
-        if not isinstance(self.body, body):
-            raise InvalidParameter(
-                f"the plan for {self.source.name!r} cannot be carried out by {body.job}: pass it to "
-                f"{self.body.job}"
-            )
-
     def first_state(
         self, correction: Correction, bank: BankReference, **others: Any
     ) -> CollectionState:
@@ -115,6 +108,17 @@ class Plan(Draft, ShownAsTable, Generic[Planned]):
             **self.body.facts(self),
             "remarks": list(self.remarks),
         }
+
+
+def expect_plan(plan: object, body: type[PlannedBody]) -> None:
+    """Raise InvalidParameter unless this is a plan whose body is of this class."""
+    expect_instance("plan", plan, Plan, "pass what plan_correction returns")
+    assert isinstance(plan, Plan)
+    if not isinstance(plan.body, body):
+        raise InvalidParameter(
+            f"the plan for {plan.source.name!r} cannot be carried out by {body.job}: pass it to "
+            f"{plan.body.job}"
+        )
 
 
 class Body(ABC, Generic[Planned]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,7 +57,7 @@ class PriorRequest:
         cls, prior: PriorLike | None, weight: float | None = None, *, is_dropped: bool = False
     ) -> PriorRequest:
         """Return the request of a caller. Raises InvalidInput, InvalidParameter."""
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
         if weight is not None and not (is_number and 0 <= weight <= LARGEST_WEIGHT):
             raise InvalidParameter(
                 f"prior_weight is a number from 0 to {LARGEST_WEIGHT:g}, in units of the spread of "
@@ -67,9 +68,9 @@ class PriorRequest:
 
         if prior is None:
             return cls(weight=weight, is_dropped=is_dropped)
-        if prior == DEMAND:
-            return cls(weight=weight, is_demand=True)
         if isinstance(prior, str):
+            if prior == DEMAND:
+                return cls(weight=weight, is_demand=True)
             if not prior:
                 raise InvalidInput("the prior has no name: pass a field of the rows")
             return cls(Prior(source="field", field=prior), weight=weight)
@@ -217,19 +218,19 @@ def on_gallery(
             # Keys of one collection have one type, so the first ones show it.
             if len(parts) == 1:
                 chosen = replace(chosen, clicks=_as_the_keys(chosen.clicks, keys))
-            numbers = [chosen.clicks.get(key, 0.0) for key in keys]
+            wanted = [chosen.clicks.get(key, 0.0) for key in keys]
         else:
             by_key = store.values(info.name, prior.field, keys, partition=partition)
             keys = [key for key in keys if key in by_key]
-            numbers = []
+            wanted = []
             for key in keys:
                 value = by_key[key]
                 if value is not None and (problem := problem_of(value)):
                     refused.setdefault(problem, []).append(key)
                     value = None
-                numbers.append(float(value or 0))
+                wanted.append(float(value or 0))
 
-        values = np.array(numbers, np.float64)
+        values = np.array(wanted, np.float64)
         parts.append(values)
         digest = (digest + digest_of(keys, values)) % 2**64
 

@@ -30,7 +30,7 @@ from milvus_hubness.jobs.common.fits import note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.plan import Plan
+from milvus_hubness.jobs.common.plan import Plan, expect_plan
 from milvus_hubness.jobs.enable.plan import PlannedBeside
 from milvus_hubness.jobs.enable.result import Enabled
 from milvus_hubness.jobs.store.helpers import list_bank
@@ -64,7 +64,7 @@ def enable(
     since the plan was made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
-    plan.expect_body(PlannedBeside)
+    expect_plan(plan, PlannedBeside)
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -86,9 +87,10 @@ class Beside(Body[PlannedBeside]):
     """The share of the exact corrected top 10 that may be outside the candidates."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_miss_rate < 1:
+        is_number = isinstance(self.max_miss_rate, numbers.Real)
+        if isinstance(self.max_miss_rate, bool) or not is_number or not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
-                f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
+                f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate!r}"
             )
 
     def expect_correctable(self, store: Store, draft: Draft, recipe: Recipe) -> None:

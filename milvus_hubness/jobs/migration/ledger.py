@@ -618,7 +618,8 @@ def chosen_switch(
     if alias in {source, target}:
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
 
-    behind = store.alias_target(alias)
+    # An empty text, such as of a variable that is not set, is no name that a database could have.
+    behind = store.alias_target(alias) if alias else None
     if behind is None:
         store.validate_name(alias)
         if store.exists(alias):

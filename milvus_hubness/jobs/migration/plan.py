@@ -192,7 +192,7 @@ class Copy(Body[PlannedCopy]):
         renamed = RENAMED.format(info.name) if self.rename else None
         draft.expect_bank_apart(target, self.alias, renamed)
         unfinished = _unfinished(store, info, target, restart=self.restart)
-        if self.alias or self.rename:
+        if self.alias is not None or self.rename:
             chosen_switch(store, info.name, target, self.alias, self.rename)
         surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from milvus_hubness.basics.progress import Progress
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.errors import WrongPhase
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.common.plan import Plan
+from milvus_hubness.jobs.common.plan import Plan, expect_plan
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.copy import (
@@ -62,7 +63,9 @@ def migrate(
     and the exceptions of the store.
     """
     expect_store(store)
-    plan.expect_body(PlannedCopy)
+    expect_plan(plan, PlannedCopy)
+    if options is not None:
+        expect_instance("options", options, MigrationOptions)
     if progress is not None:
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
@@ -165,6 +168,7 @@ def opened(
 
     Raises LeaseHeld, NoMigration.
     """
+    expect_instance("options", options, MigrationOptions)
     names = (migration.source_now, migration.target, migration.source)
     with _leased(store, names, migration.target, options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)

@@ -10,7 +10,7 @@ from milvus_hubness.basics.defaults import DEFAULT_MEASURE, KEEP_FORMER
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_client_ttl
 from milvus_hubness.jobs.common.progress import Throttle
@@ -75,8 +75,10 @@ class RefreshOptions:
                 "`hubs --on-hub` changes the guard, and a migration of the source the kinds"
             )
         Measure.of(self.measure)
+        expect_judgements(self.judgements)
         expect_client_ttl(self.client_ttl)
-        if isinstance(self.keep_former, bool) or not isinstance(self.keep_former, int):
+        is_whole = isinstance(self.keep_former, numbers.Integral)
+        if isinstance(self.keep_former, bool) or not is_whole:
             raise InvalidParameter(f"keep_former must be a whole number, not {self.keep_former!r}")
         if self.keep_former < 0:
             raise InvalidParameter(f"keep_former is from 0 up, got {self.keep_former}")

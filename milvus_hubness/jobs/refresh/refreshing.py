@@ -110,6 +110,7 @@ class Refreshing(ABC):
         if plan.carries_on:
             return self.continued(plan)
 
+        self._expect_width()
         sample = sampled(self.stored, options.judgements, options.progress, plan.prior)
         bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
         plan = replace(plan, bank=replace(plan.bank, queries=bank))
@@ -154,6 +155,13 @@ class Refreshing(ABC):
             self.fit_of(fresh).write(sample.key_count, sample.fitted)
         result = self.adopt(plan, fresh, correction)
         return replace(result, judged=evaluation, verdict=verdict)
+
+    def _expect_width(self) -> None:
+        """Raise DimensionMismatch unless the caller's queries fit the field, before it is read."""
+        judgements = self.options.judgements
+        judged = None if judgements is None else judgements.queries
+        for queries in filter(None, (judged, self.options.judging.queries)):
+            queries.expect_dim(self.state.dim, f"field {self.state.field!r} of {self.info.name!r}")
 
     def _evaluation(self, plan: RefreshPlan, sample: Sample) -> RefreshEvaluation | None:
         """Return the evaluation of the new biases; None with too little data."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound, WrongPhase
@@ -56,6 +57,8 @@ def refresh(
     row on which the estimator is fitted, and the exceptions of a migration.
     """
     expect_store(store)
+    if options is not None:
+        expect_instance("options", options, RefreshOptions, "name a recipe by recipe=")
     if recipe is not None:
         changes["recipe"] = recipe
     options = replace(options, **changes) if options else RefreshOptions(**changes)

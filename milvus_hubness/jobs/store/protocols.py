@@ -479,7 +479,7 @@ def validate_new_names(store: Store, *names: str | None) -> None:
     have. None counts as no name.
     """
     for name in names:
-        if name is not None and not store.exists(name):
+        if name is not None and not (name and store.exists(name)):
             store.validate_name(name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ IDLE_MS = 300_000
 
 AGE_MS = 3_600_000
 """Milliseconds after which a connection takes no more calls; its running ones go on."""
+
+LARGEST_MESSAGE = (1 << 31) - 1
+"""Most bytes of a message that gRPC takes, in 32 bits."""
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer of Milvus, which sends more than it takes (proxy.grpc.serverMaxSendSize)."""
@@ -126,9 +130,16 @@ class ProxyOptions:
                 "--upstream-tls, or leave them out"
             )
 
-        if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
+        if min(self.max_message, self.max_calls, self.workers) < 1:
+            raise InvalidParameter("max_message, max_calls and workers must be at least 1")
+        if self.max_message > LARGEST_MESSAGE:
             raise InvalidParameter(
-                "max_message, max_calls and workers must be at least 1, and drain at least 0"
+                f"max_message must be at most {LARGEST_MESSAGE >> 20:,} MiB, which is what gRPC takes, "
+                f"not {self.max_message >> 20:,} MiB"
+            )
+        if not 0 <= self.drain <= threading.TIMEOUT_MAX:
+            raise InvalidParameter(
+                f"drain must be a number of seconds from 0 to {threading.TIMEOUT_MAX:.0f}, not {self.drain}"
             )
 
         if self.budget < 2 * self.max_message:

@@ -273,13 +273,13 @@ BAD = {
         "b.jsonl",
         lambda p: p.write_text(json.dumps({f"v{number}": [0.5, 1] for number in range(5_000)})),
         InvalidInput,
-        "choose one of 'v0', 'v1', 'v2', 'v3', 'v4' and 4995 more with --bank-column",
+        "choose one of 'v0', 'v1', 'v2', 'v3', 'v4' and 4995 more, of a bank with --bank-column",
     ),
     "two arrays": (
         "b.npz",
         lambda p: np.savez(p, mine=ROWS, yours=ROWS),
         InvalidInput,
-        "choose one of 'mine', 'yours' with --bank-column, or name it 'query'",
+        "choose one of 'mine', 'yours', of a bank with --bank-column, or name it 'query'",
     ),
     "no rows": (
         "b.parquet",

@@ -184,10 +184,11 @@ class TestArrays:
         np.savez_compressed(path, a=ROWS, b=ROWS[:2])
         assert len(QueryBank.load(path, "b")) == 2
         with pytest.raises(
-            InvalidInput, match="several arrays: choose one of 'a', 'b' with --bank-column"
+            InvalidInput,
+            match="several arrays: choose one of 'a', 'b', of a bank with --bank-column",
         ):
             QueryBank.load(path)
-        with pytest.raises(InvalidInput, match="no array 'c': choose one of 'a', 'b'"):
+        with pytest.raises(InvalidInput, match="no array 'c', only 'a', 'b': add it"):
             QueryBank.load(path, "c")
         np.savez(path)
         with pytest.raises(InvalidInput, match="no array: add one"):
@@ -252,7 +253,7 @@ class TestTables:
         WRITERS[name](lists(), tmp_path / name)
         for column in ("vectors", "id"):
             with pytest.raises(
-                InvalidInput, match=f"no vector column '{column}': choose one of 'vector'"
+                InvalidInput, match=f"no vector column '{column}', only 'vector': add it"
             ):
                 QueryBank.load(tmp_path / name, column)
         WRITERS[name](lists().drop(["vector"]), tmp_path / name)

@@ -256,6 +256,9 @@ def test_the_environment_names_the_dtype_of_screens(monkeypatch):
         monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", screen)
         with kernel_policy(KernelPolicy()):
             assert screens_in_bfloat16(torch.device("cpu")) == (screen == "bfloat16")
+    # As all variables of the package: a compose file passes an empty one where there is none.
+    monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", "")
+    assert KernelPolicy().screen == "auto"
     monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", "float16")
     with pytest.raises(
         InvalidParameter, match="MILVUS_HUBNESS_KERNEL is one of auto, bfloat16, float32, not"

@@ -1,6 +1,7 @@
 """The command: listens where it is told to, with TLS, and ends as it is told to."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -144,6 +145,14 @@ def test_less_than_two_messages_in_flight_are_refused():
     assert ProxyOptions("localhost:1", max_message=100 << 20).budget == 400 << 20
 
 
+def test_the_largest_message_is_that_of_grpc():
+    assert "at most 2,047 MiB" in refusal("--upstream", "localhost:1", "--max-message-mib", "2048")
+    options = ProxyOptions("localhost:1", max_message=2_047 << 20, drain=86_400.0)
+    channel = options.open_channel(grpc)
+    channel.close()
+    grpc.server(ThreadPoolExecutor(1), options=options.server_options()).stop(None)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -151,6 +160,10 @@ def test_less_than_two_messages_in_flight_are_refused():
         ["--upstream", "localhost:1", "--tls-cert", __file__],
         ["--upstream", "localhost:1", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
         ["--upstream", "localhost:1", "--host", "256.0.0.1"],
+        ["--upstream", "localhost:1", "--max-message-mib", "2048"],
+        ["--upstream", "localhost:1", "--max-message-mib", "100000000000000000000"],
+        ["--upstream", "localhost:1", "--drain", "inf"],
+        ["--upstream", "localhost:1", "--drain", "1e300"],
     ],
     ids=" ".join,
 )
