@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Operation
+from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Ask, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import DualWriteFailed, StoreError
@@ -168,6 +168,13 @@ class CachedStates(ABC, Generic[C]):
         if cached.exists and forgotten == self._forgotten:
             self._states[collection] = cached
         return cached
+
+    def forgetting(self, call: Ask) -> Operation[Any]:
+        """Make a call that may outdate every cached state."""
+        try:
+            return (yield call)
+        finally:
+            self.forget()
 
     def read_again(self, collection: str, timeout: float | None = None) -> Operation[C]:
         """Return the state as the collection has it now."""

@@ -182,13 +182,6 @@ class StateCache(CachedStates[CachedState]):
             self._last.clear()
             self.side_memory.clear()
 
-    def forgetting(self, call: Ask) -> Operation[Any]:
-        """Make a call that may outdate every cached state."""
-        try:
-            return (yield call)
-        finally:
-            self.forget()
-
     def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
         """Return the state as the collection has it now.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.extending import Operation, Overrides, expect_arguments
+from milvus_hubness.extending import Ask, Operation, Overrides, expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 
@@ -209,6 +209,32 @@ class Methods(ABC):
         """As QdrantClient.get_collection, with the sizes and distances before the correction."""
         return self._run(self._operations.described(collection_name))
 
+    # -- operations that invalidate the cached states ----------------------------------------------
+
+    def create_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.create_collection."""
+        return self._changing_names("create_collection", args, options)
+
+    def recreate_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.recreate_collection."""
+        return self._changing_names("recreate_collection", args, options)
+
+    def update_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.update_collection."""
+        return self._changing_names("update_collection", args, options)
+
+    def delete_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.delete_collection."""
+        return self._changing_names("delete_collection", args, options)
+
+    def update_collection_aliases(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.update_collection_aliases."""
+        return self._changing_names("update_collection_aliases", args, options)
+
+    def recover_snapshot(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.recover_snapshot."""
+        return self._changing_names("recover_snapshot", args, options)
+
     # -- writes ------------------------------------------------------------------------------------
 
     def upsert(self, collection_name: str, points: Any, wait: bool = True, **options: Any) -> Any:
@@ -348,3 +374,6 @@ class Methods(ABC):
 
     def _write(self, collection: str, method: str, **options: Any) -> Any:
         return self._run(self._operations.write_one(collection, Call(method, options)))
+
+    def _changing_names(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self._run(self._operations.forgetting(Ask(method, args, options)))
