@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from milvus_hubness.clients.states import CachedStates
+from milvus_hubness.clients.states import CachedStates, expect_number_of
 from milvus_hubness.clients.steps import Compute, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -56,9 +56,13 @@ class CachedBank:
 
 
 class BankCache:
-    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size."""
+    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size.
+
+    Raises InvalidParameter for a budget that is no number of at least 0.
+    """
 
     def __init__(self, budget: int) -> None:
+        expect_number_of("bytes", "bank_budget", budget)
         self.budget = budget
         self._cached: OrderedDict[Name, CachedBank] = OrderedDict()
 
@@ -111,7 +115,7 @@ class BankCache:
 class BankBiases:
     """Banks in memory, and the biases of vectors in every profile of their field.
 
-    states: reads the banks. bank_budget: bytes of banks in memory.
+    states: reads the banks. bank_budget: bytes of banks in memory. Raises as BankCache does.
     """
 
     def __init__(self, states: CachedStates[Any], bank_budget: int) -> None:

@@ -14,6 +14,8 @@ from qdrant_hubness.client.points import Call, calls_of, points_of
 
 OF_QUERIES = ("strength", "kinds", "profile")
 """Arguments that clients of this package add to queries."""
+OF_CLIENTS = ("strength", "kinds", "state_ttl", "bank_budget")
+"""Arguments that clients of this package add to the constructor."""
 
 
 class Methods(ABC):
