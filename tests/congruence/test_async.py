@@ -544,6 +544,53 @@ def test_a_client_keeps_working_when_an_alias_is_switched(lite):
     assert own == others == corrected
 
 
+def test_a_cancelled_move_of_an_alias_leaves_no_state_of_before(lite, monkeypatch):
+    """The server may have moved it. Whoever keeps the error, as gather does, keeps the operation."""
+    pair = Pair(lite, "L2")
+    alias = lite.name("alias")
+    pair.plain.create_alias(pair.corrected, alias)
+    alter = AsyncMilvusClient.alter_alias
+
+    async def alter_slowly(self, *args, **options):
+        await alter(self, *args, **options)
+        await asyncio.sleep(60)
+
+    async def move():
+        async with opened(lite, state_ttl=1_000) as client:
+            await client.search(alias, data=[pair.queries[0]], limit=5)
+            monkeypatch.setattr(AsyncMilvusClient, "alter_alias", alter_slowly)
+            moving = asyncio.create_task(client.alter_alias(pair.name, alias))
+            while pair.plain.describe_alias(alias)["collection_name"] != pair.name:
+                await asyncio.sleep(0.01)
+            moving.cancel()
+            [kept] = await asyncio.gather(moving, return_exceptions=True)
+            return kept, await client.search(alias, data=[pair.queries[0]], limit=5)
+
+    kept, answer = asyncio.run(move())
+    assert isinstance(kept, asyncio.CancelledError)
+    assert hits_of(answer) == hits_of(pair.plain.search(pair.name, data=[pair.queries[0]], limit=5))
+
+
+def test_an_interrupted_move_of_an_alias_leaves_no_state_of_before(lite, monkeypatch):
+    pair = Pair(lite, "L2")
+    alias = lite.name("alias")
+    pair.plain.create_alias(pair.corrected, alias)
+    client = lite.hubness_client(state_ttl=1_000)
+    client.search(alias, data=[pair.queries[0]], limit=5)
+    alter = MilvusClient.alter_alias
+
+    def alter_interrupted(self, *args, **options):
+        alter(self, *args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MilvusClient, "alter_alias", alter_interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        client.alter_alias(pair.name, alias)
+    answer = client.search(alias, data=[pair.queries[0]], limit=5)
+    assert hits_of(answer) == hits_of(pair.plain.search(pair.name, data=[pair.queries[0]], limit=5))
+    assert kept
+
+
 def test_what_a_slow_answer_says_is_not_believed_after_a_change(lite, monkeypatch):
     pair = Pair(lite, "L2")
     alias = lite.name("alias")
