@@ -36,10 +36,11 @@ from milvus_hubness import (
     enable,
     plan_correction,
 )
-from milvus_hubness.clients.biases import BankCache
+from milvus_hubness.clients.biases import BankCache, CachedBank
 from milvus_hubness.clients.steps import Ask, Compute, drive, drive_async
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.milvus.client.catalog import is_ours
-from milvus_hubness.milvus.client.steps import PlainConnection
+from milvus_hubness.milvus.client.steps import InStore, PlainConnection
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.async_clients import opened
 from tests.support.galleries import (
@@ -663,6 +664,32 @@ def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
     assert cache.get(name, older) is None
 
 
+def test_tasks_that_wait_for_one_bank_fit_it_once(lite, monkeypatch):
+    """Each of them fitted it by itself, in a thread of its own."""
+    pair = Pair(lite, "IP")
+    fitted, of_profile = [], Correction.of_profile
+    monkeypatch.setattr(
+        Correction, "of_profile", lambda *args: fitted.append(args) or of_profile(*args)
+    )
+    rows = [{"id": 9_000 + i, "vector": item, "group": 0} for i, item in enumerate(pair.items[:12])]
+
+    async def insert():
+        async with opened(lite, state_ttl=1_000) as client:
+            await asyncio.gather(*(client.insert(pair.corrected, row) for row in rows))
+
+    asyncio.run(insert())
+    assert len(fitted) == 1
+
+    state = pair.client.hubness_state(pair.corrected)
+    cached = CachedBank(state.profile, MilvusStore(pair.plain).load_bank(state.profile.bank))
+    threads = [threading.Thread(target=cached.correction, args=(state,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fitted) == 2
+
+
 def test_ordinary_collections_are_left_alone(lite):
     rng = np.random.default_rng(3)
     items, name = vectors(rng, 50, 8), lite.name()
@@ -708,6 +735,34 @@ def test_a_closed_client_connects_to_nothing(lite, monkeypatch):
                     pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0}
                 )
             assert not connected
+
+    asyncio.run(use())
+
+
+def test_what_outlasts_a_client_opens_no_connection(lite):
+    """A connection that a late thread opened was closed by nobody: a file has one process at a time."""
+
+    def late_work(client):
+        for work in (client._plain.client, lambda: client._put_samples(None, [])):
+            with pytest.raises(MilvusException, match="should create connection first"):
+                work()
+        assert client._plain._client is None
+
+    def in_store():
+        return (yield InStore(lambda store: store.exists("any")))
+
+    client = lite.hubness_client()
+    client.close()
+    late_work(client)
+    with pytest.raises(MilvusException, match="should create connection first"):
+        client._run(in_store())
+
+    async def use():
+        async with opened(lite) as client:
+            await client.close()
+            late_work(client)
+            with pytest.raises(MilvusException, match="should create connection first"):
+                await client._run(in_store())
 
     asyncio.run(use())
 
