@@ -44,9 +44,11 @@ def expect_instance(name: str, value: object, kind: type, remedy: str = "") -> N
 
 
 def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
-    """Raise InvalidParameter for the name of an argument that looks like one of `names`.
+    """Raise InvalidParameter for the name of an argument that looks like one of `names`, or is one.
 
-    Clients of databases ignore arguments that they do not know: a mistyped one would have no effect.
+    options: further arguments of a call, which none of its parameters has taken. Clients of databases
+    ignore arguments that they do not know: a mistyped one, or one that only another method has, would
+    have no effect.
     """
     if not options:
         return
@@ -54,6 +56,8 @@ def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
     from difflib import get_close_matches
 
     for name in options:
+        if name in names:
+            raise InvalidParameter(f"{name!r} is no argument of this method: leave it out")
         alike = get_close_matches(name, names, n=1, cutoff=ALIKE)
-        if alike and alike[0] != name:
+        if alike:
             raise InvalidParameter(f"unknown argument {name!r}: did you mean {alike[0]!r}?")

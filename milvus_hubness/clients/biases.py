@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from milvus_hubness.clients.states import CachedStates
+from milvus_hubness.clients.states import CachedStates, expect_number_of
 from milvus_hubness.clients.steps import Compute, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -35,6 +36,7 @@ class CachedBank:
     profile: Profile
     bank: StoredBank
     _fitted: Correction | None = None
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
     def size(self) -> int:
@@ -45,20 +47,25 @@ class CachedBank:
 
     def correction(self, state: CollectionState) -> Correction:
         """Return the fitted estimator of the bank, restored once per layout of a state."""
-        # Another thread, with a state of another layout, may set the attribute meanwhile.
-        fitted = self._fitted
-        if fitted is None or fitted.layout != state.layout:
-            from milvus_hubness.correction.fitted import Correction
+        from milvus_hubness.correction.fitted import Correction
 
-            fitted = Correction.of_profile(state, self.profile, self.bank)
-            self._fitted = fitted
-        return fitted
+        # The first writes of a client come at once, and each of them would restore it.
+        with self._lock:
+            fitted = self._fitted
+            if fitted is None or fitted.layout != state.layout:
+                fitted = Correction.of_profile(state, self.profile, self.bank)
+                self._fitted = fitted
+            return fitted
 
 
 class BankCache:
-    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size."""
+    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size.
+
+    Raises InvalidParameter for a budget that is no number of at least 0.
+    """
 
     def __init__(self, budget: int) -> None:
+        expect_number_of("bytes", "bank_budget", budget)
         self.budget = budget
         self._cached: OrderedDict[Name, CachedBank] = OrderedDict()
 
@@ -111,7 +118,7 @@ class BankCache:
 class BankBiases:
     """Banks in memory, and the biases of vectors in every profile of their field.
 
-    states: reads the banks. bank_budget: bytes of banks in memory.
+    states: reads the banks. bank_budget: bytes of banks in memory. Raises as BankCache does.
     """
 
     def __init__(self, states: CachedStates[Any], bank_budget: int) -> None:
@@ -143,7 +150,8 @@ class BankBiases:
         if cached is not None:
             return cached
         bank = yield from self._states.load_bank(profile.bank)
-        return self.banks.keep(name, profile, bank, in_use)
+        # Of those that waited for one reading, the first one keeps it, and all share its fit.
+        return self.banks.get(name, profile) or self.banks.keep(name, profile, bank, in_use)
 
     def of_vectors(
         self,

@@ -6,6 +6,7 @@ wrong because the collection has changed, the client reads the state and works o
 
 from __future__ import annotations
 
+import numbers
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +15,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Operation
+from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Ask, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import BankReference, CollectionState
-from milvus_hubness.errors import DualWriteFailed, StoreError
+from milvus_hubness.errors import DualWriteFailed, InvalidParameter, StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import DualWrite
 
@@ -76,10 +77,23 @@ class CachedCollection:
 C = TypeVar("C", bound=CachedCollection)
 
 
+def expect_state_ttl(seconds: Any) -> None:
+    """Check a TTL: a number of at least 0. Raises InvalidParameter."""
+    expect_number_of("seconds", "state_ttl", seconds)
+
+
+def expect_number_of(unit: str, name: str, value: Any) -> None:
+    """Check a setting of a client: a number of at least 0, infinity too. Raises InvalidParameter."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and value >= 0):
+        raise InvalidParameter(f"{name} must be a number of {unit} of at least 0, not {value!r}")
+
+
 class CachedStates(ABC, Generic[C]):
     """The cache of collection states, and attempts by it; a client of a database says how to read.
 
     state_ttl: TTL of a state, in seconds. cut_over_seconds: how much longer a former copy serves.
+    Raises InvalidParameter for an invalid TTL.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]
@@ -95,6 +109,7 @@ class CachedStates(ABC, Generic[C]):
     """The remedy of a write of which a part is missing."""
 
     def __init__(self, state_ttl: float, cut_over_seconds: float = CUT_OVER_SECONDS) -> None:
+        expect_state_ttl(state_ttl)
         self._cut_over_seconds = cut_over_seconds
         self._state_ttl = state_ttl
 
@@ -168,6 +183,13 @@ class CachedStates(ABC, Generic[C]):
         if cached.exists and forgotten == self._forgotten:
             self._states[collection] = cached
         return cached
+
+    def forgetting(self, call: Ask) -> Operation[Any]:
+        """Make a call that may outdate every cached state."""
+        try:
+            return (yield call)
+        finally:
+            self.forget()
 
     def read_again(self, collection: str, timeout: float | None = None) -> Operation[C]:
         """Return the state as the collection has it now."""

@@ -50,7 +50,9 @@ class Pause:
 def drive(operation: Operation[Any], answer: Callable[[Any], Any]) -> Any:
     """Run an operation and return its result.
 
-    answer: runs one step and returns its outcome. The operation receives its exceptions.
+    answer: runs one step and returns its outcome. The operation receives its exceptions, and is closed
+    by what is no `Exception`, such as KeyboardInterrupt: what it undoes, it undoes then, and not when
+    Python drops the generator.
     """
     try:
         step = next(operation)
@@ -63,10 +65,15 @@ def drive(operation: Operation[Any], answer: Callable[[Any], Any]) -> Any:
                 step = operation.send(outcome)
     except StopIteration as done:
         return done.value
+    finally:
+        operation.close()
 
 
 async def drive_async(operation: Operation[Any], answer: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Run an operation as `drive` does, with awaited answers. Other tasks may run meanwhile."""
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run meanwhile.
+
+    A task that is cancelled closes its operation.
+    """
     try:
         step = next(operation)
         while True:
@@ -78,3 +85,5 @@ async def drive_async(operation: Operation[Any], answer: Callable[[Any], Awaitab
                 step = operation.send(outcome)
     except StopIteration as done:
         return done.value
+    finally:
+        operation.close()

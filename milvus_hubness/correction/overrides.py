@@ -53,5 +53,10 @@ RAW = Overrides(strength=0.0, kinds=0.0)
 
 def is_finite_number(value: Any) -> bool:
     """Whether this is a number, of NumPy too, and no truth value."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # A whole number beyond the range of floats.
+        return False

@@ -519,7 +519,8 @@ class CollectionState(FrozenModel):
 
     def profile_of(self, name: str | None) -> Profile:
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
-        if name is not None and name not in self.profiles:
+        # A value that is no text need not be hashable.
+        if name is not None and not (isinstance(name, str) and name in self.profiles):
             names = ", ".join(self.profiles)
             raise InvalidInput(
                 f"no profile {name!r} for {field_words(self.field)}: choose one of {names}"

@@ -36,10 +36,11 @@ from milvus_hubness import (
     enable,
     plan_correction,
 )
-from milvus_hubness.clients.biases import BankCache
+from milvus_hubness.clients.biases import BankCache, CachedBank
 from milvus_hubness.clients.steps import Ask, Compute, drive, drive_async
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.milvus.client.catalog import is_ours
-from milvus_hubness.milvus.client.steps import PlainConnection
+from milvus_hubness.milvus.client.steps import InStore, PlainConnection
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.async_clients import opened
 from tests.support.galleries import (
@@ -544,6 +545,53 @@ def test_a_client_keeps_working_when_an_alias_is_switched(lite):
     assert own == others == corrected
 
 
+def test_a_cancelled_move_of_an_alias_leaves_no_state_of_before(lite, monkeypatch):
+    """The server may have moved it. Whoever keeps the error, as gather does, keeps the operation."""
+    pair = Pair(lite, "L2")
+    alias = lite.name("alias")
+    pair.plain.create_alias(pair.corrected, alias)
+    alter = AsyncMilvusClient.alter_alias
+
+    async def alter_slowly(self, *args, **options):
+        await alter(self, *args, **options)
+        await asyncio.sleep(60)
+
+    async def move():
+        async with opened(lite, state_ttl=1_000) as client:
+            await client.search(alias, data=[pair.queries[0]], limit=5)
+            monkeypatch.setattr(AsyncMilvusClient, "alter_alias", alter_slowly)
+            moving = asyncio.create_task(client.alter_alias(pair.name, alias))
+            while pair.plain.describe_alias(alias)["collection_name"] != pair.name:
+                await asyncio.sleep(0.01)
+            moving.cancel()
+            [kept] = await asyncio.gather(moving, return_exceptions=True)
+            return kept, await client.search(alias, data=[pair.queries[0]], limit=5)
+
+    kept, answer = asyncio.run(move())
+    assert isinstance(kept, asyncio.CancelledError)
+    assert hits_of(answer) == hits_of(pair.plain.search(pair.name, data=[pair.queries[0]], limit=5))
+
+
+def test_an_interrupted_move_of_an_alias_leaves_no_state_of_before(lite, monkeypatch):
+    pair = Pair(lite, "L2")
+    alias = lite.name("alias")
+    pair.plain.create_alias(pair.corrected, alias)
+    client = lite.hubness_client(state_ttl=1_000)
+    client.search(alias, data=[pair.queries[0]], limit=5)
+    alter = MilvusClient.alter_alias
+
+    def alter_interrupted(self, *args, **options):
+        alter(self, *args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MilvusClient, "alter_alias", alter_interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        client.alter_alias(pair.name, alias)
+    answer = client.search(alias, data=[pair.queries[0]], limit=5)
+    assert hits_of(answer) == hits_of(pair.plain.search(pair.name, data=[pair.queries[0]], limit=5))
+    assert kept
+
+
 def test_what_a_slow_answer_says_is_not_believed_after_a_change(lite, monkeypatch):
     pair = Pair(lite, "L2")
     alias = lite.name("alias")
@@ -616,6 +664,32 @@ def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
     assert cache.get(name, older) is None
 
 
+def test_tasks_that_wait_for_one_bank_fit_it_once(lite, monkeypatch):
+    """Each of them fitted it by itself, in a thread of its own."""
+    pair = Pair(lite, "IP")
+    fitted, of_profile = [], Correction.of_profile
+    monkeypatch.setattr(
+        Correction, "of_profile", lambda *args: fitted.append(args) or of_profile(*args)
+    )
+    rows = [{"id": 9_000 + i, "vector": item, "group": 0} for i, item in enumerate(pair.items[:12])]
+
+    async def insert():
+        async with opened(lite, state_ttl=1_000) as client:
+            await asyncio.gather(*(client.insert(pair.corrected, row) for row in rows))
+
+    asyncio.run(insert())
+    assert len(fitted) == 1
+
+    state = pair.client.hubness_state(pair.corrected)
+    cached = CachedBank(state.profile, MilvusStore(pair.plain).load_bank(state.profile.bank))
+    threads = [threading.Thread(target=cached.correction, args=(state,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fitted) == 2
+
+
 def test_ordinary_collections_are_left_alone(lite):
     rng = np.random.default_rng(3)
     items, name = vectors(rng, 50, 8), lite.name()
@@ -661,6 +735,34 @@ def test_a_closed_client_connects_to_nothing(lite, monkeypatch):
                     pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0}
                 )
             assert not connected
+
+    asyncio.run(use())
+
+
+def test_what_outlasts_a_client_opens_no_connection(lite):
+    """A connection that a late thread opened was closed by nobody: a file has one process at a time."""
+
+    def late_work(client):
+        for work in (client._plain.client, lambda: client._put_samples(None, [])):
+            with pytest.raises(MilvusException, match="should create connection first"):
+                work()
+        assert client._plain._client is None
+
+    def in_store():
+        return (yield InStore(lambda store: store.exists("any")))
+
+    client = lite.hubness_client()
+    client.close()
+    late_work(client)
+    with pytest.raises(MilvusException, match="should create connection first"):
+        client._run(in_store())
+
+    async def use():
+        async with opened(lite) as client:
+            await client.close()
+            late_work(client)
+            with pytest.raises(MilvusException, match="should create connection first"):
+                await client._run(in_store())
 
     asyncio.run(use())
 

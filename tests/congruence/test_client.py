@@ -4,7 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from pymilvus import MilvusClient
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
+from pymilvus.exceptions import MilvusException, ParamError
 
 from milvus_hubness import (
     NNN,
@@ -13,6 +14,7 @@ from milvus_hubness import (
     CannotMigrate,
     Copy,
     DimensionMismatch,
+    GloballyCorrected,
     HubnessClient,
     InvalidInput,
     InvalidParameter,
@@ -119,11 +121,43 @@ def test_an_update_in_part_changes_no_hidden_field_either(pair):
         ({"data": [np.full(DIM, 1 + 1j)]}, InvalidInput),
         ({"data": [np.full(DIM, 1 + 1j)] * 2}, InvalidInput),
         ({"data": [[0.1] * DIM], "search_params": {"metric_type": "HAMMING"}}, InvalidParameter),
+        ({"data": [[0.1] * DIM], "strength": 10**400}, InvalidParameter),
+        ({"data": [[0.1] * DIM], "profile": ["default"]}, InvalidInput),
+        ({"data": [[0.1] * DIM], "profile": {}}, InvalidInput),
+        ({"data": [[0.1] * DIM], "anns_field": ["vector"]}, ParamError),
+        ({"data": [[0.1] * DIM], "rerank": "globally"}, InvalidParameter),
+        ({"data": [[0.1] * DIM], "rerank": GloballyCorrected}, InvalidParameter),
+        ({"ids": np.array([1, 2])}, MilvusException),
     ],
 )
 def test_bad_questions_are_refused(pair, call, error):
-    with pytest.raises(error):
+    with pytest.raises(error) as refused:
         pair.client.search(pair.corrected, **call)
+    assert isinstance(refused.value, MilvusException)
+
+
+@pytest.mark.parametrize("requests", [None, 3, "x", [None], [{"data": []}], "parameters"])
+def test_what_is_no_hybrid_search_is_refused_as_by_pymilvus(pair, requests):
+    if requests == "parameters":
+        requests = [AnnSearchRequest([[0.1] * DIM], "vector", "nprobe", 3)]
+    for client, name in ((pair.plain, pair.name), (pair.client, pair.corrected)):
+        with pytest.raises(MilvusException):
+            client.hybrid_search(name, requests, RRFRanker())
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("rerank", lambda client, n, q, **o: client.hybrid_search(n, [], RRFRanker(), **o)),
+        ("with_raw_score", lambda client, n, q, **o: client.hybrid_search(n, [], RRFRanker(), **o)),
+        ("rerank", lambda client, n, q, **o: client.search_iterator(n, q, **o)),
+        ("candidates", lambda client, n, q, **o: client.search_iterator(n, q, **o)),
+    ],
+)
+def test_an_argument_that_only_another_method_has_is_refused(pair, name, call):
+    """pymilvus ignores what it does not know: such a search was not re-ranked, without a word."""
+    with pytest.raises(InvalidParameter, match=f"'{name}' is no argument of this method"):
+        call(pair.client, pair.corrected, [[0.1] * DIM], **{name: GloballyCorrected()})
 
 
 @pytest.mark.parametrize(
@@ -136,6 +170,12 @@ def test_bad_questions_are_refused(pair, call, error):
         ({"state_ttl": -1}, "state_ttl must be a number of seconds of at least 0, not -1"),
         ({"state_ttl": float("nan")}, "state_ttl must be"),
         ({"state_ttl": "1"}, "state_ttl must be"),
+        (
+            {"bank_budget": "1 GiB"},
+            "bank_budget must be a number of bytes of at least 0, not '1 GiB'",
+        ),
+        ({"bank_budget": -1}, "bank_budget must be"),
+        ({"bank_budget": None}, "bank_budget must be"),
     ],
 )
 @pytest.mark.parametrize("kind", [HubnessClient, AsyncHubnessClient])

@@ -12,6 +12,7 @@ from milvus_hubness import NNN, Beside, QueryBank, Recipe, enable, migrate, plan
 from milvus_hubness.errors import HubnessError, PartialWrite
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.born import born
+from tests.support.dual_writes import Moving
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 300
@@ -243,6 +244,50 @@ def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
     assert there == 100
     limited.failing_from = None
     assert limited.upsert(name, rows[raised.value.row_count :])["upsert_count"] == 100
+
+
+class Full(Limited):
+    """As a server that takes one insert into a collection, and no second one."""
+
+    full = ""
+
+    def insert(self, collection_name, data, *args, **options):
+        if collection_name == self.full and self.sent:
+            self.take(data)
+            raise MilvusException(1, "the disk is full")
+        return super().insert(collection_name, data, *args, **options)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_the_first_rows_of_a_write_that_fails_in_a_later_part_reach_the_copy(lite, required):
+    """The caller is to write the others again: these would be lost when the copy gets the name."""
+    moving = Moving(lite).backward(required=required)
+    client = lite.hubness_client(below=Full)
+    client.full = moving.target
+    rows = moving.rows(range(1_000, 1_130))
+    with pytest.raises(PartialWrite) as raised:
+        client.insert(moving.target, rows)
+    assert 0 < raised.value.row_count < len(rows)
+    first = [row["id"] for row in rows[: raised.value.row_count]]
+    assert [key for key in moving.assert_equal() if key >= 1_000] == first
+
+    client.upsert(moving.target, rows[raised.value.row_count :])
+    assert len(moving.assert_equal()) == len(moving.items) + len(rows)
+
+
+def test_the_first_rows_of_a_write_that_fails_in_a_later_part_have_their_biases_beside(lite):
+    name = corrected(lite, "beside")
+    client = lite.hubness_client(below=Full)
+    client.full = name
+    rows = [*rows_to_write(), {"id": 2000, "vector": NEW[0], "group": 0}]
+    with pytest.raises(PartialWrite) as raised:
+        client.insert(name, rows)
+    state = client.hubness_state(name)
+    side = state.codec.sides[state.profile.slot]
+    there = lite.client().query(side, "id >= 1000", output_fields=["id"])
+    assert sorted(row["id"] for row in there) == [
+        row["id"] for row in rows[: raised.value.row_count]
+    ]
 
 
 def test_a_write_whose_first_part_fails_raises_the_servers_error(lite):

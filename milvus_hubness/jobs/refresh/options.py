@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from milvus_hubness.basics.defaults import DEFAULT_MEASURE, KEEP_FORMER
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.words import expect_word
+from milvus_hubness.basics.words import expect_instance, expect_word
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.judgements import Judgements, expect_judgements
 from milvus_hubness.jobs.common.judging import Judging
@@ -91,6 +92,14 @@ class RefreshOptions:
                 f"refit is a share of the rows above 0, up to 1, or one of {', '.join(get_args(Refit))}, "
                 f"got {self.refit!r}"
             )
+
+    @classmethod
+    def of(cls, options: RefreshOptions | None, changes: Mapping[str, Any]) -> RefreshOptions:
+        """Return the options of a call, with other values of the fields in `changes`."""
+        if options is None:
+            return cls(**changes)
+        expect_instance("options", options, cls, "name a recipe by recipe=")
+        return replace(options, **changes)
 
     @property
     def refit_share(self) -> float | None:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from milvus_hubness.basics.words import expect_instance
 from milvus_hubness.correction.banks.bank import BankLike
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound, WrongPhase
@@ -57,11 +56,9 @@ def refresh(
     row on which the estimator is fitted, and the exceptions of a migration.
     """
     expect_store(store)
-    if options is not None:
-        expect_instance("options", options, RefreshOptions, "name a recipe by recipe=")
     if recipe is not None:
         changes["recipe"] = recipe
-    options = replace(options, **changes) if options else RefreshOptions(**changes)
+    options = RefreshOptions.of(options, changes)
     options = replace(options, recipe=_read(store, collection, options))
     began = time.perf_counter()
     result = _attempt(store, collection, options, is_planned=plan)

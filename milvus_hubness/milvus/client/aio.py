@@ -99,6 +99,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     drop_partition = _coroutine(Methods.drop_partition)
     rename_collection = _coroutine(Methods.rename_collection)
     restore_snapshot = _coroutine(Methods.restore_snapshot)
+    create_alias = _coroutine(Methods.create_alias)
     alter_alias = _coroutine(Methods.alter_alias)
     drop_alias = _coroutine(Methods.drop_alias)
 

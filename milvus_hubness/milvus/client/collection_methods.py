@@ -220,6 +220,13 @@ class CollectionMethods(EscapedKeys):
 
         return other_database(target, source or database_of(self))
 
+    def create_alias(
+        self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Create an alias as pymilvus does."""
+        call = Ask("create_alias", (collection_name, alias, timeout), kwargs)
+        return self._run(self._operations.states.forgetting(call))
+
     def alter_alias(
         self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:

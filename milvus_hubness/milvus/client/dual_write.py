@@ -44,11 +44,16 @@ class DualWrites:
         self._writes = writes
 
     def write(self, write: Write) -> Operation[dict[str, Any]]:
-        """Insert or upsert rows; the copy gets an upsert, as the migration may have copied them."""
-        answer, cached = yield from self._writes.write(write)
+        """Insert or upsert rows; the copy gets an upsert, as the migration may have copied them.
+
+        Raises PartialWrite if a later part of the rows fails, once the copy has the first ones.
+        """
+        sent, cached = yield from self._writes.sent(write)
         if cached.dual_write is not None:
-            yield from self.carry(cached, list(answer.get("ids") or ()), write)
-        return answer
+            yield from self.carry(cached, list(sent.answer.get("ids") or ()), sent.write)
+        if sent.failure is not None:
+            raise sent.failure
+        return sent.answer
 
     def carry(self, cached: CachedState, keys: Sequence[Key], write: Write) -> Operation[None]:
         """Write the rows that the collection took to its copy, if it has one.

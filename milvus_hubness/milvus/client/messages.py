@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 from pymilvus import AnnSearchRequest
 from pymilvus.client.check import check_id_and_data, check_pass_param
@@ -64,6 +64,8 @@ def expect_question(
     data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]
 ) -> None:
     """Raises ParamError as pymilvus does, and InvalidParameter for bounds that are not numbers."""
+    if isinstance(ids, np.ndarray):
+        raise ParamError(message="ids must be a list of keys, got an array")
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
 
@@ -170,17 +172,14 @@ def normalises_scores(ranker: Any) -> bool:
     return False
 
 
-def expect_state_ttl(seconds: Any) -> None:
-    """Check a TTL: a number of at least 0. Raises InvalidParameter."""
-    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not (is_number and seconds >= 0):
+def expect_reranker(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
+    """Raises InvalidParameter if `rerank` is no re-ranker, and if `candidates` is no positive integer,
+    or if nothing uses it.
+    """
+    if not isinstance(rerank, GloballyCorrected | Adaptive | None) or isinstance(rerank, type):
         raise InvalidParameter(
-            f"state_ttl must be a number of seconds of at least 0, not {seconds!r}"
+            f"rerank takes GloballyCorrected(...) or a QuariReranker, not {rerank!r}"
         )
-
-
-def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
-    """Raises InvalidParameter if `candidates` is no positive integer, or if nothing uses it."""
     if candidates is None:
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):

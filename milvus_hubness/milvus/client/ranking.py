@@ -87,7 +87,10 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
 
     A field without it is searched by its active profile.
     """
-    if profile is None or not states or any(profile in state.profiles for state in states):
+    if profile is None or not states:
+        return
+    # A value that is no text need not be hashable.
+    if isinstance(profile, str) and any(profile in state.profiles for state in states):
         return
 
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))

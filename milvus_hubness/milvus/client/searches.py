@@ -37,9 +37,9 @@ from milvus_hubness.milvus.client.messages import (
     Question,
     SearchRequest,
     checked_decimals,
-    expect_candidates,
     expect_limit,
     expect_question,
+    expect_reranker,
     expect_whole_hits,
     first_set,
     offset_in,
@@ -63,6 +63,7 @@ KEYS_PER_REQUEST = 8_000
 MAX_PREPARED = 256
 """Prepared searches of a collection state; further ones are built for each call."""
 TEXTS = frozenset([str])
+NAMES = frozenset([str, type(None)])
 VECTORS = frozenset([list, np.ndarray])
 NUMBERS = frozenset([float, int, type(None)])
 """Types of names, of vectors and of settings; those of other types are looked at closely."""
@@ -185,7 +186,7 @@ class Searches:
         """Search by this state in as many steps as needed; prepare this kind if one request answers
         it.
         """
-        expect_candidates(question.rerank, question.candidates)
+        expect_reranker(question.rerank, question.candidates)
         expect_whole_hits(question.output_fields, cached.states, options)
         state = cached.state_of(options.get("anns_field"))
         if state is None:
@@ -382,6 +383,11 @@ class Searches:
         """
         timeout = options.get("timeout")
         requests = question.requests
+        if not _are_requests(requests):
+            # pymilvus refuses them.
+            args = (collection, requests, question.ranker, question.limit, question.output_fields)
+            return (yield Ask("hybrid_search", args, dict(options)))
+
         call = partial(self._hybrid_search_on, collection, question, options)
         try:
             return (yield from self._states.retrying(collection, timeout, call))
@@ -519,6 +525,14 @@ def can_be_halved(data: Any) -> bool:
     return isinstance(data, list | np.ndarray) and len(data) > 1
 
 
+def _are_requests(requests: Any) -> bool:
+    """Whether these are requests of a hybrid search with parameters that have names."""
+    return isinstance(requests, list | tuple) and all(
+        isinstance(request, AnnSearchRequest) and isinstance(request.param, Mapping | None)
+        for request in requests
+    )
+
+
 def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
     """Return the request for other queries."""
     return AnnSearchRequest(
@@ -604,6 +618,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     is_usual = (
         type(limit) is int
         and are_names
+        and NAMES.issuperset(map(type, (options.get("anns_field"), overrides.profile)))
         and NUMBERS.issuperset(map(type, (overrides.strength, overrides.kinds)))
         and question.rerank is None
         and question.candidates is None

@@ -32,7 +32,6 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
-from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS
 from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
@@ -141,7 +140,8 @@ class CachedState(CachedCollection):
     def state_of(self, anns_field: str | None) -> CollectionState | None:
         """Return the state of the named field, or else of the only corrected field."""
         if anns_field:
-            return self.states.get(anns_field)
+            # pymilvus refuses a name that is no text, and so need not be hashable.
+            return self.states.get(anns_field) if isinstance(anns_field, str) else None
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
 
@@ -160,7 +160,6 @@ class StateCache(CachedStates[CachedState]):
     write_again = "Write again, an insert as an upsert"
 
     def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
-        expect_state_ttl(state_ttl)
         super().__init__(state_ttl, policy.cut_over_seconds)
         self.policy = policy
         self.side_memory = SideMemory(state_ttl)
@@ -181,13 +180,6 @@ class StateCache(CachedStates[CachedState]):
         if collection is None:
             self._last.clear()
             self.side_memory.clear()
-
-    def forgetting(self, call: Ask) -> Operation[Any]:
-        """Make a call that may outdate every cached state."""
-        try:
-            return (yield call)
-        finally:
-            self.forget()
 
     def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
         """Return the state as the collection has it now.

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus import MilvusClient
-from pymilvus.exceptions import ErrorCode, MilvusException
+from pymilvus.exceptions import ErrorCode, ExceptionsMessage, MilvusException
 
 from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Ask, Compute, Pause
 from milvus_hubness.errors import HubnessError, InvalidInput
@@ -119,7 +119,8 @@ Operation = Generator[Step, Any, T]
 
 
 class PlainConnection:
-    """A plain MilvusClient for stores and query samples, which connects when first needed.
+    """A plain MilvusClient for stores and query samples, which connects when first needed, and never
+    again once it was closed.
 
     Threads may share it.
     """
@@ -130,11 +131,16 @@ class PlainConnection:
         self._connect = partial(connect, uri, timeout=timeout, create=True, **options)
         self._database = db_name
         self._client: MilvusClient | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def client(self) -> MilvusClient:
-        """Return the client. Raises ServerUnavailable."""
+        """Return the client. Raises ServerUnavailable, and MilvusException, as pymilvus does, once it
+        was closed: a thread that is still at work would open a connection that nobody closes.
+        """
         with self._lock:
+            if self._is_closed:
+                raise MilvusException(message=ExceptionsMessage.ConnectFirst)
             if self._client is None:
                 self._client = self._connect(db_name=self._database)
             return self._client
@@ -146,9 +152,14 @@ class PlainConnection:
 
     def use_database(self, database: str) -> None:
         self._database = database
-        self.close()
+        self._disconnect()
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         with self._lock:
             client = self._client
             self._client = None

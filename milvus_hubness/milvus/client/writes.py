@@ -71,11 +71,15 @@ SideRows = tuple[SideBiases, list[dict[str, Any]]]
 class SentWrite:
     """A write that the server has taken, but for the biases in side collections."""
 
+    write: Write
+    """The rows that it has taken: the first ones, if a later part of them failed."""
     answer: dict[str, Any]
     cached: CachedState
     """The collection state by which the rows were encoded."""
     side_rows: Sequence[SideRows]
     """Rows that are still to be written to side collections."""
+    failure: PartialWrite | None = None
+    """The error of a later part."""
 
 
 class Writes:
@@ -95,7 +99,17 @@ class Writes:
         collection state that says whether a copy gets the rows, too. Raises StoreError if a write
         to a side collection fails; the rows are stored then, with the biases that they had before,
         and whoever writes them again gives them theirs. Raises it too if the client may not write
-        to a side collection; nothing is stored then.
+        to a side collection; nothing is stored then. Raises PartialWrite if a later part of the rows
+        fails, once the first ones have their biases.
+        """
+        sent, cached = yield from self.sent(write, valid=valid)
+        if sent.failure is not None:
+            raise sent.failure
+        return sent.answer, cached
+
+    def sent(self, write: Write, *, valid: bool = True) -> Operation[tuple[SentWrite, CachedState]]:
+        """Write rows as `write` does, and return what the server has taken, which is not all of them
+        after a failure.
         """
         are_new = write.method == "insert"
         put = partial(self._put, write, are_new, valid)
@@ -108,30 +122,43 @@ class Writes:
         # no correction when they were encoded, `enable` may have read them before they were stored.
         if sent.side_rows or cached is not sent.cached:
             try:
-                yield from self._put_biases(write, sent, are_new, valid)
+                yield from self._put_biases(sent.write, sent, are_new, valid)
             except (MilvusException, HubnessError, grpc.RpcError) as error:
                 # Of a class after which no caller repeats the call, which would store them twice.
                 raise StoreError(
                     f"the rows are stored in {write.collection!r}, their biases are not: "
                     f"{message_of(error)}. Write them again by upsert, or refresh"
                 ) from error
-        return sent.answer, cached
+        return sent, cached
 
     def _put(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
     ) -> Operation[SentWrite]:
         """Encode the rows by this collection state, and send them."""
         stored, side_columns = yield from self._encoded(cached, write, are_new, valid)
-        if cached.states and isinstance(stored, list):
-            # Augmented vectors are longer than the user's: together they may exceed a limit.
-            send = partial(_send, cached, write)
-            stopped = partial(_stopped_at, write, len(stored))
+        if not (cached.states and isinstance(stored, list)):
+            answer = yield from _send(cached, write, stored)
+            return SentWrite(write, answer, cached, _side_rows(cached, write, answer, side_columns))
+
+        # Augmented vectors are longer than the user's: together they may exceed a limit.
+        send = partial(_send, cached, write)
+        stopped = partial(_stopped_at, write, len(stored))
+        failure: PartialWrite | None = None
+        try:
             answers = yield from self._states.in_parts(write.collection, [stored], send, stopped)
             answer = _joined(answers)
-        else:
-            answer = yield from _send(cached, write, stored)
+        except PartialWrite as error:
+            # The caller is to write the other rows alone: these get all that belongs to them.
+            failure = error
+            answer = error.answer
+            write = replace(write, data=write.rows[: error.row_count])
+            side_columns = [
+                (side, {name: values[: error.row_count] for name, values in columns.items()})
+                for side, columns in side_columns
+            ]
 
-        return SentWrite(answer, cached, _side_rows(cached, write, answer, side_columns))
+        side_rows = _side_rows(cached, write, answer, side_columns)
+        return SentWrite(write, answer, cached, side_rows, failure)
 
     def _put_again(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState

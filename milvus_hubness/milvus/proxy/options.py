@@ -20,9 +20,9 @@ from milvus_hubness.basics.defaults import (
     STATE_TTL,
 )
 from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates, read_pair
+from milvus_hubness.clients.states import expect_state_ttl
 from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.errors import InvalidParameter, redacted
-from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535

@@ -458,17 +458,22 @@ class _Call:
         """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
         move: Callable[[Any], Step] = operation.send
         outcome: Any = None
-        while True:
-            is_over, step = await self.run(partial(_moved, move, outcome))
-            if is_over:
-                return step
+        try:
+            while True:
+                is_over, step = await self.run(partial(_moved, move, outcome))
+                if is_over:
+                    return step
 
-            try:
-                outcome = await answer(step)
-                move = operation.send
-            except Exception as error:
-                outcome = error
-                move = operation.throw
+                try:
+                    outcome = await answer(step)
+                    move = operation.send
+                except Exception as error:
+                    outcome = error
+                    move = operation.throw
+        finally:
+            # A thread may still move the operation of a call that was cancelled.
+            with suppress(ValueError):
+                operation.close()
 
     async def send(self, request: Any, with_bytes: bool = False) -> Any:
         """Return the outcome of a `Send`. Raises messages.Refused, CallEnded, and gRPC's error."""

@@ -33,7 +33,7 @@ from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
-from milvus_hubness.milvus.client.writes import repeated_write
+from milvus_hubness.milvus.client.writes import SentWrite, repeated_write
 from milvus_hubness.milvus.proxy.columns import (
     column_named,
     json_in,
@@ -67,6 +67,9 @@ class _RequestedWrite:
         self._has_field_ops = self._method == "upsert" and bool(request.field_ops)
         """Whether it changes fields by what they hold: once more, it would change them twice."""
 
+        self._sent: SentWrite | None = None
+        """What the last attempt has sent by rows; None for one by columns, which sends all or none."""
+
     def answer(self) -> Operation[Any]:
         """Write, and write to the copy too if there is one by then; return the result."""
         collection = self._request.collection_name
@@ -75,10 +78,14 @@ class _RequestedWrite:
         )
         if cached.dual_write is not None:
             keys = keys_of(result.IDs)
-            yield from self._operations.dual_writes.carry(cached, keys, self._as_rows)
+            rows = self._as_rows if self._sent is None else self._sent.write
+            yield from self._operations.dual_writes.carry(cached, keys, rows)
+        if self._sent is not None and self._sent.failure is not None:
+            raise self._sent.failure
         return result
 
     def _write(self, cached: CachedState) -> Operation[Any]:
+        self._sent = None
         if self._has_field_ops and cached.dual_write is not None:
             raise UnsupportedOperation(
                 "field_ops while a job copies the collection: wait for its end"
@@ -123,7 +130,9 @@ class _RequestedWrite:
 
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""
-        answer, cached = yield from self._operations.writes.write(rows)
+        sent, cached = yield from self._operations.writes.sent(rows)
+        self._sent = sent
+        answer = sent.answer
         result = milvus_pb2.MutationResult(
             acknowledged=True,
             succ_index=range(self._request.num_rows),

@@ -11,6 +11,7 @@ from milvus_hubness.clients.steps import Ask
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.sessions import Session
 from tests.support.born import born
+from tests.support.dual_writes import Moving
 from tests.support.galleries import plain_collection, vectors
 
 DIM = 8
@@ -116,6 +117,28 @@ def test_a_write_is_divided(lite, limits, method):
     stored = {row["id"]: row for row in read}
     np.testing.assert_allclose([stored[row["id"]]["vector"] for row in rows], NEW, rtol=1e-6)
     assert [stored[row["id"]]["group"] for row in rows] == list(range(len(rows)))
+
+
+def test_the_first_rows_of_a_write_that_fails_in_a_later_part_reach_the_copy(
+    lite, limits, monkeypatch
+):
+    moving = Moving(lite).backward(required=True)
+    answer = Session.answer
+    taken = []
+
+    async def filling(self, step, caller, pool, send):
+        is_insert = isinstance(step, Ask) and step.method == "insert"
+        if is_insert and len(step.args[1]) <= MAX_ROWS:
+            taken.append(step)
+            if len(taken) > 1:
+                raise MilvusException(1, "the disk is full")
+        return await answer(self, step, caller, pool, send)
+
+    monkeypatch.setattr(Session, "answer", filling)
+    rows = moving.rows(range(1_000, 1_200))
+    with pytest.raises(MilvusException, match="the first 100 of 200 rows were written"):
+        lite.hubness_client().insert(moving.target, rows)
+    assert [key for key in moving.assert_equal() if key >= 1_000] == list(range(1_000, 1_100))
 
 
 def test_a_plain_collection_keeps_the_limits_of_its_server(lite, limits):

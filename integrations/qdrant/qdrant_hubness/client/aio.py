@@ -9,8 +9,16 @@ from typing import Any, ParamSpec
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Operation, Overrides, Pause, drive_async
-from qdrant_hubness.client.methods import Methods
+from milvus_hubness.extending import (
+    STATE_TTL,
+    Ask,
+    Operation,
+    Overrides,
+    Pause,
+    drive_async,
+    expect_arguments,
+)
+from qdrant_hubness.client.methods import OF_CLIENTS, Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.sync import DEFAULT_BANK_BUDGET
 from qdrant_hubness.store.requests import is_local
@@ -43,6 +51,12 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):
     retrieve = _coroutine(Methods.retrieve)
     scroll = _coroutine(Methods.scroll)
     get_collection = _coroutine(Methods.get_collection)
+    create_collection = _coroutine(Methods.create_collection)
+    recreate_collection = _coroutine(Methods.recreate_collection)
+    update_collection = _coroutine(Methods.update_collection)
+    delete_collection = _coroutine(Methods.delete_collection)
+    update_collection_aliases = _coroutine(Methods.update_collection_aliases)
+    recover_snapshot = _coroutine(Methods.recover_snapshot)
     upsert = _coroutine(Methods.upsert)
     update_vectors = _coroutine(Methods.update_vectors)
     delete_vectors = _coroutine(Methods.delete_vectors)
@@ -65,6 +79,9 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:
+        # Before anything is opened, as a refusal leaves no client that could close it.
+        expect_arguments(kwargs, OF_CLIENTS)
+        operations = Operations(Overrides(strength, kinds), state_ttl, bank_budget)
         if client is None:
             super().__init__(*args, **kwargs)
         else:
@@ -73,8 +90,8 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):
             self._shared = client
 
         self._shares = client is not None
-        overrides = Overrides(strength, kinds)
-        self._operations = Operations(overrides, state_ttl, bank_budget, local=is_local(self))
+        operations.connect(local=is_local(self))
+        self._operations = operations
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As AsyncQdrantClient.close; the argument `client` stays open."""

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast
 
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
-from milvus_hubness.extending import Operation, Overrides, expect_arguments
+from milvus_hubness.extending import Ask, Operation, Overrides, expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
-from qdrant_hubness.client.points import Call, calls_of, points_of
+from qdrant_hubness.client.points import Call, points_of
 
 OF_QUERIES = ("strength", "kinds", "profile")
 """Arguments that clients of this package add to queries."""
+OF_CLIENTS = ("strength", "kinds", "state_ttl", "bank_budget")
+"""Arguments that clients of this package add to the constructor."""
+
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def by_position(method: T) -> T:
+    """Let a method take its further arguments by position, too, as qdrant-client's method does."""
+    theirs = _positions_of(getattr(QdrantClient, method.__name__))
+    names = theirs[len(_positions_of(method)) :]
+
+    @wraps(method)
+    def call(self: Methods, *args: Any, **options: Any) -> Any:
+        own_count = len(theirs) - len(names)
+        further = args[own_count:]
+        if not further:
+            return method(self, *args, **options)
+
+        if len(further) > len(names):
+            raise TypeError(f"{method.__name__} takes at most {len(theirs)} arguments by position")
+        named = dict(zip(names, further, strict=False))
+        if twice := sorted(named.keys() & options.keys()):
+            raise TypeError(f"{method.__name__} got multiple values for argument {twice[0]!r}")
+        return method(self, *args[:own_count], **options, **named)
+
+    return cast(T, call)
+
+
+def _positions_of(method: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a method takes by position, without `self`."""
+    parameters = signature(method).parameters.values()
+    return [each.name for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD][1:]
 
 
 class Methods(ABC):
@@ -26,6 +61,7 @@ class Methods(ABC):
 
     # -- queries -----------------------------------------------------------------------------------
 
+    @by_position
     def query_points(
         self,
         collection_name: str,
@@ -71,6 +107,7 @@ class Methods(ABC):
             )
         )
 
+    @by_position
     def query_batch_points(
         self,
         collection_name: str,
@@ -83,12 +120,15 @@ class Methods(ABC):
     ) -> Any:
         """As QdrantClient.query_batch_points; strength, kinds and profile as for query_points."""
         expect_arguments(options, OF_QUERIES)
+        # An attempt may be repeated, and an iterator has its requests once.
+        listed = list(requests)
         return self._run(
             self._operations.batch(
-                collection_name, requests, options, Overrides(strength, kinds, profile)
+                collection_name, listed, options, Overrides(strength, kinds, profile)
             )
         )
 
+    @by_position
     def query_points_groups(
         self,
         collection_name: str,
@@ -137,6 +177,7 @@ class Methods(ABC):
             )
         )
 
+    @by_position
     def search_matrix_pairs(
         self,
         collection_name: str,
@@ -153,6 +194,7 @@ class Methods(ABC):
         options |= {"query_filter": query_filter, "limit": limit, "sample": sample, "using": using}
         return self._run(self._operations.matrix("search_matrix_pairs", collection_name, options))
 
+    @by_position
     def search_matrix_offsets(
         self,
         collection_name: str,
@@ -171,6 +213,7 @@ class Methods(ABC):
 
     # -- reads -------------------------------------------------------------------------------------
 
+    @by_position
     def retrieve(
         self,
         collection_name: str,
@@ -183,6 +226,7 @@ class Methods(ABC):
         options |= {"with_payload": with_payload, "with_vectors": with_vectors}
         return self._run(self._operations.retrieve(collection_name, ids, options))
 
+    @by_position
     def scroll(
         self,
         collection_name: str,
@@ -209,8 +253,35 @@ class Methods(ABC):
         """As QdrantClient.get_collection, with the sizes and distances before the correction."""
         return self._run(self._operations.described(collection_name))
 
+    # -- operations that invalidate the cached states ----------------------------------------------
+
+    def create_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.create_collection."""
+        return self._changing_names("create_collection", args, options)
+
+    def recreate_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.recreate_collection."""
+        return self._changing_names("recreate_collection", args, options)
+
+    def update_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.update_collection."""
+        return self._changing_names("update_collection", args, options)
+
+    def delete_collection(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.delete_collection."""
+        return self._changing_names("delete_collection", args, options)
+
+    def update_collection_aliases(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.update_collection_aliases."""
+        return self._changing_names("update_collection_aliases", args, options)
+
+    def recover_snapshot(self, *args: Any, **options: Any) -> Any:
+        """As QdrantClient.recover_snapshot."""
+        return self._changing_names("recover_snapshot", args, options)
+
     # -- writes ------------------------------------------------------------------------------------
 
+    @by_position
     def upsert(self, collection_name: str, points: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.upsert; each point gets its bias from the bank.
 
@@ -219,6 +290,7 @@ class Methods(ABC):
         """
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 
+    @by_position
     def update_vectors(
         self,
         collection_name: str,
@@ -229,6 +301,7 @@ class Methods(ABC):
         """As QdrantClient.update_vectors; raises as `upsert` does."""
         return self._write(collection_name, "update_vectors", points=points, wait=wait, **options)
 
+    @by_position
     def delete_vectors(
         self,
         collection_name: str,
@@ -242,6 +315,7 @@ class Methods(ABC):
             collection_name, "delete_vectors", vectors=vectors, points=points, wait=wait, **options
         )
 
+    @by_position
     def delete(
         self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
     ) -> Any:
@@ -250,6 +324,7 @@ class Methods(ABC):
             collection_name, "delete", points_selector=points_selector, wait=wait, **options
         )
 
+    @by_position
     def set_payload(
         self,
         collection_name: str,
@@ -270,6 +345,7 @@ class Methods(ABC):
             **options,
         )
 
+    @by_position
     def overwrite_payload(
         self,
         collection_name: str,
@@ -288,6 +364,7 @@ class Methods(ABC):
             **options,
         )
 
+    @by_position
     def delete_payload(
         self,
         collection_name: str,
@@ -301,6 +378,7 @@ class Methods(ABC):
             collection_name, "delete_payload", keys=keys, points=points, wait=wait, **options
         )
 
+    @by_position
     def clear_payload(
         self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
     ) -> Any:
@@ -309,6 +387,7 @@ class Methods(ABC):
             collection_name, "clear_payload", points_selector=points_selector, wait=wait, **options
         )
 
+    @by_position
     def batch_update_points(
         self,
         collection_name: str,
@@ -320,9 +399,10 @@ class Methods(ABC):
 
         Corrected collections get one request per operation.
         """
-        calls = calls_of(update_operations, {"wait": wait, **options})
-        return self._run(self._operations.write(collection_name, calls))
+        options["wait"] = wait
+        return self._run(self._operations.batch_update(collection_name, update_operations, options))
 
+    @by_position
     def upload_points(
         self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
     ) -> Any:
@@ -333,6 +413,7 @@ class Methods(ABC):
         """
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 
+    @by_position
     def upload_collection(
         self,
         collection_name: str,
@@ -348,3 +429,6 @@ class Methods(ABC):
 
     def _write(self, collection: str, method: str, **options: Any) -> Any:
         return self._run(self._operations.write_one(collection, Call(method, options)))
+
+    def _changing_names(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self._run(self._operations.forgetting(Ask(method, args, options)))

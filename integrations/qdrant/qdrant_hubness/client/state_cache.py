@@ -70,12 +70,10 @@ class StateCache(CachedStates[CachedState]):
         overrides: Overrides,
         state_ttl: float,
         bank_budget: int,
-        *,
-        local: bool,
     ) -> None:
-        """local: whether the client is in the local mode, which keeps metadata of collections."""
+        """Raises InvalidParameter for invalid settings, TTL or budget."""
         super().__init__(state_ttl)
-        self.overrides = overrides
+        self.overrides = overrides.checked()
         """Settings of queries that name none."""
 
         self._biases = BankBiases(self, bank_budget)
@@ -84,8 +82,14 @@ class StateCache(CachedStates[CachedState]):
         self._aliases: set[str] = set()
         """The names of calls that were found to be aliases of corrected collections."""
 
-        self._in_metadata: bool | None = True if local else None
+        self._in_metadata: bool | None = None
         """Whether properties are in metadata of collections; None until the server has answered."""
+
+    def connect(self, *, local: bool) -> None:
+        """Learn of the connection. local: whether the client is in the local mode, which keeps metadata
+        of collections.
+        """
+        self._in_metadata = True if local else None
 
     def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
         expires_at = time.monotonic() + self._state_ttl

@@ -7,8 +7,16 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.extending import STATE_TTL, Ask, Operation, Overrides, Pause, drive
-from qdrant_hubness.client.methods import Methods
+from milvus_hubness.extending import (
+    STATE_TTL,
+    Ask,
+    Operation,
+    Overrides,
+    Pause,
+    drive,
+    expect_arguments,
+)
+from qdrant_hubness.client.methods import OF_CLIENTS, Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.store.requests import is_local, turn
 
@@ -38,8 +46,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
     QdrantClient. strength: w of queries without one; None for that of the collection (1.0 unless
     changed). kinds: the factor of kinds of queries without one; None for 1. state_ttl: seconds for
     which the state of a collection stays cached; choose less than the time between two refreshes.
-    bank_budget: bytes of banks in memory. Raises UnsupportedOperation for operations that corrected
-    collections do not support.
+    bank_budget: bytes of banks in memory. Raises InvalidParameter for settings that cannot be meant.
+    Its methods raise UnsupportedOperation for operations that corrected collections do not support.
     """
 
     def __init__(
@@ -52,6 +60,9 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:
+        # Before anything is opened, as a refusal leaves no client that could close it.
+        expect_arguments(kwargs, OF_CLIENTS)
+        operations = Operations(Overrides(strength, kinds), state_ttl, bank_budget)
         if client is None:
             super().__init__(*args, **kwargs)
         else:
@@ -59,8 +70,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
             self._shared = client
 
         self._shares = client is not None
-        overrides = Overrides(strength, kinds)
-        self._operations = Operations(overrides, state_ttl, bank_budget, local=is_local(self))
+        operations.connect(local=is_local(self))
+        self._operations = operations
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As QdrantClient.close; the argument `client` stays open."""

@@ -44,6 +44,7 @@ from qdrant_hubness.client.points import (
     SELECTORS,
     Call,
     by_name,
+    calls_of,
     filter_of,
     ids_of,
     key_of,
@@ -90,6 +91,23 @@ class Writing(StateCache):
         def attempt(cached: CachedState) -> Operation[list[Any]]:
             results = []
             for call in calls:
+                result = yield from self._write(collection, cached, call)
+                results.append(result)
+            return results
+
+        return self.retrying(collection, None, attempt, attempt)
+
+    def batch_update(
+        self, collection: str, operations: Sequence[Any], options: dict[str, Any]
+    ) -> Operation[list[Any]]:
+        """As QdrantClient.batch_update_points; one request per operation if biases or a copy need it."""
+
+        def attempt(cached: CachedState) -> Operation[list[Any]]:
+            if not (cached.states or cached.dual_write):
+                return (yield Ask("batch_update_points", (collection, operations), options))
+
+            results = []
+            for call in calls_of(operations, options):
                 result = yield from self._write(collection, cached, call)
                 results.append(result)
             return results
@@ -396,7 +414,7 @@ class Writing(StateCache):
     @staticmethod
     def _ids(call: Call) -> list[Key]:
         if call.brings_vectors:
-            return [key_of(point.id) for point in call.options["points"]]
+            return [key_of(point.id) for point in _points_of(call)]
         return ids_of(call.selector)
 
     # -- encoding ----------------------------------------------------------------------------------
