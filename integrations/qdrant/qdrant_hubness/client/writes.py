@@ -104,7 +104,9 @@ class Writing(StateCache):
 
         def attempt(cached: CachedState) -> Operation[list[Any]]:
             if not (cached.states or cached.dual_write):
-                return (yield Ask("batch_update_points", (collection, operations), options))
+                ask = Ask("batch_update_points", (collection, operations), options)
+                answered: list[Any] = yield ask
+                return answered
 
             results = []
             for call in calls_of(operations, options):
