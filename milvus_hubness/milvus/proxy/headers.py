@@ -17,16 +17,18 @@ SOURCE = "sourceid"
 MEMBER = b"@@milvus-member@@"
 """Milvus takes a call with this source, in base64, without a token (util.MemberCredID)."""
 
-_OF_CORRECTION = (STRENGTH_HEADER, KINDS_HEADER, PROFILE_HEADER)
+CORRECTION_HEADERS = (STRENGTH_HEADER, KINDS_HEADER, PROFILE_HEADER)
 """Entries that set the correction of a search."""
 
-_ONCE = (AUTHORIZATION, SOURCE, DATABASE, *_OF_CORRECTION)
+_ONCE = (AUTHORIZATION, SOURCE, DATABASE, *CORRECTION_HEADERS)
 """Entries that the proxy reads.
 
 With two of them, the proxy and Milvus might each obey another one.
 """
 
-_OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", *_OF_CORRECTION})
+_OF_CONNECTION = frozenset(
+    {"user-agent", "te", "content-type", "date", "server", *CORRECTION_HEADERS}
+)
 
 Identity = Metadata
 """The entries of a call's metadata by which Milvus knows the caller, in one form for each caller."""

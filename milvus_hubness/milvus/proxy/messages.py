@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -29,6 +29,7 @@ from milvus_hubness.milvus.proxy.columns import (
     vectors_in,
 )
 from milvus_hubness.milvus.proxy.headers import (
+    CORRECTION_HEADERS,
     KINDS_HEADER,
     PROFILE_HEADER,
     STRENGTH_HEADER,
@@ -218,6 +219,7 @@ class SearchParameters:
         inner = [self._inner.pop(name, None) for name in OF_CORRECTION]
         outer = [self._pairs.pop(name, None) for name in OF_CORRECTION]
         settings = (own or within for own, within in zip(outer, inner, strict=True))
+        _expect_settings((*self._pairs, *self._inner), OF_CORRECTION)
         self.overrides = read_overrides(*settings).over(default)
 
     def value(self, name: str) -> Any:
@@ -272,7 +274,20 @@ class SearchParameters:
         return sent
 
 
+def _expect_settings(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise InvalidParameter if others than the `known` ones begin as these do.
+
+    Milvus takes parameters and metadata that it does not know: a mistyped setting would have no effect.
+    """
+    for name in names:
+        if name.startswith(("hubness_", "hubness-")):
+            raise InvalidParameter(f"no setting {_short(name)}: choose one of {', '.join(known)}")
+
+
 def _number(name: str, value: Any) -> float:
+    # JSON has true, which Python counts as 1.
+    if isinstance(value, bool):
+        raise InvalidParameter(f"{name} must be a number, got {_short(value)}")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -290,6 +305,7 @@ def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
 
     Raises InvalidParameter.
     """
+    _expect_settings(headers.keys() - set(CORRECTION_HEADERS), CORRECTION_HEADERS)
     return read_overrides(
         header(headers, STRENGTH_HEADER),
         header(headers, KINDS_HEADER),

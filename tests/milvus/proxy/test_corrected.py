@@ -185,6 +185,16 @@ def test_metadata_says_how_strongly(corrected):
     for metadata in ([("hubness-strength", "much")], [("hubness-profile", "nowhere")]):
         assert search(metadata).status.code == 1100
 
+    # Milvus takes what it does not know, and true is no number.
+    for refused, named in [
+        (search([("hubness-strenght", "0")]), "'hubness-strenght'"),
+        (search([], hubness_strenght="0"), "'hubness_strenght'"),
+        (search([], params='{"hubness_Strength": 0}'), "'hubness_Strength'"),
+        (search([], params='{"hubness_strength": true}'), "True"),
+    ]:
+        assert refused.status.code == 1100
+        assert named in refused.status.reason
+
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
 def test_hybrid_searches(lite, metric):
