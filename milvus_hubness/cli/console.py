@@ -52,8 +52,6 @@ USAGE = 2
 REFUSED = 3
 """Exit code after a refusal by measurement, be it new biases
 that are worse or a diagnosis beyond its thresholds."""
-QUIET_SECONDS = 3.0
-"""Seconds after which a command prints a line for each step, where it shows no bar."""
 INTERRUPTED = 130
 """Exit code after SIGINT."""
 TERMINATED = 143
@@ -107,14 +105,17 @@ class _NoBars:
 class StepLines(_NoBars):
     """A line on standard error for each step, where that is no terminal.
 
-    A command that is over soon prints none. quiet: seconds before the first line.
+    A command that is over soon prints none.
     """
 
-    def __init__(self, quiet: float) -> None:
+    quiet: float = 3.0
+    """Seconds before the first line."""
+
+    def __init__(self) -> None:
         self._steps: list[str] = []
         self._shown = 0
         self._lock = threading.Lock()
-        self.timer = threading.Timer(quiet, self._show)
+        self.timer = threading.Timer(self.quiet, self._show)
         self.timer.daemon = True
         self._is_long = False
 
@@ -148,7 +149,7 @@ def progress_bars(*, has_lines: bool = False) -> Iterator[Bars]:
     step.
     """
     if not err.is_terminal and has_lines:
-        with StepLines(QUIET_SECONDS) as lines:
+        with StepLines() as lines:
             yield lines
         return
     if not err.is_terminal:

@@ -61,7 +61,7 @@ def run(monkeypatch, capsys):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         # A busy machine takes longer than the time after which a command prints its steps.
-        monkeypatch.setattr(console, "QUIET_SECONDS", 3_600)
+        monkeypatch.setattr(console.StepLines, "quiet", 3_600)
         monkeypatch.setattr(sys, "argv", ["milvus-hubness", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:

@@ -99,9 +99,10 @@ def test_standard_output_in_a_file_has_all_messages(monkeypatch):
     assert lines_of(screen.drawn) == ["milvus-hubness: waiting for index 'v'"]
 
 
-def test_where_no_bar_is_shown_each_step_of_a_long_command_is_one_line(capsys):
+def test_where_no_bar_is_shown_each_step_of_a_long_command_is_one_line(monkeypatch, capsys):
     """Also those before the first line; a command that is over soon prints none."""
-    with console.StepLines(quiet=0) as lines:
+    monkeypatch.setattr(console.StepLines, "quiet", 0)
+    with console.StepLines() as lines:
         lines.timer.join()
         for done in range(3):
             lines("trying methods", done, 3)
@@ -110,7 +111,8 @@ def test_where_no_bar_is_shown_each_step_of_a_long_command_is_one_line(capsys):
             "milvus-hubness: trying methods",
             "milvus-hubness: choosing a method",
         ]
-    with console.StepLines(quiet=3_600) as lines:
+    monkeypatch.setattr(console.StepLines, "quiet", 3_600)
+    with console.StepLines() as lines:
         lines("trying methods", 0, 3)
     lines.timer.join()
     assert capsys.readouterr().err == ""

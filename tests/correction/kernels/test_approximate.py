@@ -17,7 +17,7 @@ from milvus_hubness.correction.kernels.approximate import (
     ApproximateBank,
     BankIndex,
     flat_is_faster,
-    index_kinds,
+    index_types,
 )
 from milvus_hubness.correction.kernels.libraries import faiss_runs_on_gpus, import_faiss
 from milvus_hubness.errors import (
@@ -169,8 +169,8 @@ def on_gpu(monkeypatch):
 )
 def test_a_gpu_has_the_indexes_that_its_faiss_has_for_k(on_gpu, names, k, kinds):
     on_gpu(GpuFaiss(*names))
-    assert index_kinds(k, on_gpu=True) == kinds
-    assert index_kinds(k, on_gpu=False) == ["ivf"]
+    assert index_types(k, on_gpu=True) == kinds
+    assert index_types(k, on_gpu=False) == ["ivf"]
 
 
 def test_an_index_on_a_gpu_is_searched_within_the_limits_of_faiss(on_gpu, monkeypatch):
@@ -289,7 +289,7 @@ on_a_real_gpu = pytest.mark.skipif(
 @pytest.mark.parametrize("kind", ["ivf", "cagra"])
 @pytest.mark.parametrize("dim", [16, 15])
 def test_an_index_on_a_device_holds_the_nearest(vectors, kind, dim):
-    if kind not in index_kinds(8, on_gpu=True):
+    if kind not in index_types(8, on_gpu=True):
         pytest.skip(f"this FAISS has no {kind} on a GPU")
     X, B = (torch.from_numpy(M[:, :dim].copy()).cuda() for M in vectors)
     index = BankIndex(kind, B, 8, on_gpu=True)
@@ -302,7 +302,7 @@ def test_an_index_on_a_device_holds_the_nearest(vectors, kind, dim):
 @pytest.mark.gpu
 @on_a_real_gpu
 def test_the_flat_index_on_a_device_is_exact(vectors):
-    if not index_kinds(2048, on_gpu=True):
+    if not index_types(2048, on_gpu=True):
         pytest.skip("faiss-gpu is not installed")
     X, B = (torch.from_numpy(M).cuda() for M in vectors)
     means = BankIndex("flat", B, 2048, on_gpu=True).means(X)[0]
@@ -312,7 +312,7 @@ def test_the_flat_index_on_a_device_is_exact(vectors):
 @pytest.mark.gpu
 @on_a_real_gpu
 def test_an_approximate_bank_is_tuned_on_the_device_by_default(vectors, slow_exact):
-    if not index_kinds(8, on_gpu=True):
+    if not index_types(8, on_gpu=True):
         pytest.skip("faiss-gpu is not installed")
     X, B = vectors
     near = ApproximateBank(B, X, 8)
@@ -404,18 +404,18 @@ def test_a_faiss_that_aborts_on_this_gpu_is_not_used(faiss_for_gpus):
     """As one without code for the GPU does: on an H100, faiss-gpu-cu12 1.14 ended the job."""
     faiss_for_gpus("sys.stderr.write('CUDA error 209 no kernel image is available')\nos.abort()")
     with pytest.warns(RuntimeWarning, match="FAISS 1.14.1 .* install faiss-gpu .* error 209"):
-        assert index_kinds(8, on_gpu=True) == []
+        assert index_types(8, on_gpu=True) == []
 
 
 def test_a_faiss_that_finds_the_wrong_rows_on_this_gpu_is_not_used(faiss_for_gpus):
     faiss_for_gpus("return None, np.zeros((len(x), k), int)")
     with pytest.warns(RuntimeWarning, match="AssertionError"):
-        assert index_kinds(8, on_gpu=True) == []
+        assert index_types(8, on_gpu=True) == []
 
 
 def test_a_faiss_that_searches_on_this_gpu_is_used(faiss_for_gpus):
     faiss_for_gpus("return None, (x @ np.eye(8)).argmax(1)[:, None]")
-    assert index_kinds(8, on_gpu=True) == ["ivf"]
+    assert index_types(8, on_gpu=True) == ["ivf"]
 
 
 @pytest.mark.parametrize("gpu", ["faiss-gpu", "faiss_gpu_cu12"])
