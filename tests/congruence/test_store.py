@@ -215,6 +215,18 @@ def test_an_alias_moves(database):
         store.info(alias)
 
 
+def test_an_alias_that_is_to_lead_to_nothing_stays_and_the_missing_collection_is_named(database):
+    store = database.store()
+    name = database.fill(vectors(np.random.default_rng(0), 3, 8), "IP")
+    alias = f"{name}_live"
+    store.point_alias(alias, name)
+    for moved in (alias, f"{name}_new"):
+        with pytest.raises(CollectionNotFound, match=f"'{name}_gone'"):
+            store.point_alias(moved, f"{name}_gone")
+    assert store.alias_target(alias) == name
+    store.drop_alias(alias)
+
+
 def test_a_copy_left_half_made_is_made_whole_and_gone_on_with_until_it_is_ready(database):
     store = database.store()
     name = database.fill(vectors(np.random.default_rng(0), 20, 8), "IP")

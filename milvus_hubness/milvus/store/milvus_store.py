@@ -404,10 +404,12 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
     def point_alias(self, alias: str, collection: str) -> None:
         is_new = not self.alias_target(alias)
         self._expect_lease()
-        if is_new:
-            self.client.create_alias(collection, alias)
-        else:
-            self.client.alter_alias(collection, alias)
+        # What may be missing is the collection: nobody else gives or drops the alias meanwhile.
+        with translated(collection):
+            if is_new:
+                self.client.create_alias(collection, alias)
+            else:
+                self.client.alter_alias(collection, alias)
 
 
 def _sampled_for(copy: str, source: CollectionInfo) -> Samplings:

@@ -219,9 +219,9 @@ class QdrantPoints:
         aliases = self._aliases(collection)
         return [each for each in aliases if aliases[each] == collection and is_fence(each)]
 
-    def change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
-        """Make these changes in one step of the database."""
-        with turn(self.client), translated(alias):
+    def change_aliases(self, changes: Sequence[models.AliasOperations], needed: str) -> None:
+        """Make these changes in one step of the database. needed: the name that they take to exist."""
+        with turn(self.client), translated(needed):
             self.client.update_collection_aliases(change_aliases_operations=list(changes))
 
     @contextmanager

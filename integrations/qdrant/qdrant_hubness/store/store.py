@@ -436,7 +436,7 @@ class QdrantStore(QdrantBanks):
         if self._behind(alias):
             changes.insert(0, drop_alias(alias))
         self._expect_lease()
-        self.change_aliases(changes, alias)
+        self.change_aliases(changes, collection)
 
     def drop_alias(self, alias: str) -> None:
         self._expect_lease()
