@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.files.columns import (
-    FORMATS,
-    Columns,
-    format_of,
-    open_columns,
-)
+from milvus_hubness.basics.files.columns import FORMATS, Columns, format_of, open_columns
 from milvus_hubness.basics.files.names import ITEM_NAMES, KEY_OPTION, key_named
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
@@ -31,13 +26,7 @@ from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
-from milvus_hubness.errors import (
-    CannotMigrate,
-    EmptyCollection,
-    InvalidInput,
-    name_some,
-    redacted,
-)
+from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some, redacted
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.common.stored_biases import StoredBiases

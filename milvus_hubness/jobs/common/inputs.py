@@ -5,22 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from milvus_hubness.basics.files.columns import (
-    FORMATS,
-    ONLY,
-    format_of,
-    open_columns,
-)
+from milvus_hubness.basics.files.columns import FORMATS, ONLY, format_of, open_columns
 from milvus_hubness.basics.files.opening import open_file
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
-from milvus_hubness.errors import (
-    EmptyBank,
-    InvalidInput,
-    UnreadableFile,
-    name_some,
-)
+from milvus_hubness.errors import EmptyBank, InvalidInput, UnreadableFile, name_some
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Store
 

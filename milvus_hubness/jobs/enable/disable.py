@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from milvus_hubness.errors import (
-    NotCorrected,
-)
+from milvus_hubness.errors import NotCorrected
 from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.store.helpers import left_helpers
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helpers
-from milvus_hubness.jobs.store.protocols import (
-    Store,
-    expect_store,
-)
+from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 

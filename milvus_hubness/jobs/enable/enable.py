@@ -11,11 +11,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.state import suffix_for
-from milvus_hubness.errors import (
-    AlreadyCorrected,
-    LeaseLost,
-    StateError,
-)
+from milvus_hubness.errors import AlreadyCorrected, LeaseLost, StateError
 from milvus_hubness.jobs.beside.entries import Entries
 from milvus_hubness.jobs.beside.filling import fill_all, fill_generation
 from milvus_hubness.jobs.beside.generations import (

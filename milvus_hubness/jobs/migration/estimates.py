@@ -13,13 +13,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.codec.arrays import (
-    BYTES,
-    Dtype,
-    Floats,
-    decode,
-    rounded,
-)
+from milvus_hubness.correction.codec.arrays import BYTES, Dtype, Floats, decode, rounded
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout

@@ -31,10 +31,7 @@ from milvus_hubness.jobs.migration.copy import (
     prepared,
 )
 from milvus_hubness.jobs.migration.corrected import is_half_switched
-from milvus_hubness.jobs.migration.ledger import (
-    Migration,
-    Switch,
-)
+from milvus_hubness.jobs.migration.ledger import Migration, Switch
 from milvus_hubness.jobs.migration.plan import PlannedCopy
 from milvus_hubness.jobs.migration.presence import (
     identified,
@@ -44,14 +41,9 @@ from milvus_hubness.jobs.migration.presence import (
 )
 from milvus_hubness.jobs.migration.rights import carry_grants
 from milvus_hubness.jobs.migration.switching import Switching
-from milvus_hubness.jobs.store.helpers import (
-    list_bank,
-    list_helpers,
-)
+from milvus_hubness.jobs.store.helpers import list_bank, list_helpers
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
-from milvus_hubness.jobs.store.protocols import (
-    confirm_bank,
-)
+from milvus_hubness.jobs.store.protocols import confirm_bank
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5

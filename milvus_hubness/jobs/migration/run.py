@@ -15,29 +15,15 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.plan import Plan, expect_plan
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.migration.clean import drop_copy
-from milvus_hubness.jobs.migration.copy import (
-    begun,
-)
-from milvus_hubness.jobs.migration.ledger import (
-    Ledger,
-    Migration,
-)
-from milvus_hubness.jobs.migration.migrator import (
-    Migrator,
-    Rollback,
-)
+from milvus_hubness.jobs.migration.copy import begun
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.migrator import Migrator, Rollback
 from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.migration.pauses import noting_pauses
 from milvus_hubness.jobs.migration.plan import PlannedCopy
-from milvus_hubness.jobs.migration.presence import (
-    require_collections,
-    require_copy,
-)
+from milvus_hubness.jobs.migration.presence import require_collections, require_copy
 from milvus_hubness.jobs.migration.rights import expect_rights
-from milvus_hubness.jobs.store.protocols import (
-    Store,
-    expect_store,
-)
+from milvus_hubness.jobs.store.protocols import Store, expect_store
 
 
 def migrate(

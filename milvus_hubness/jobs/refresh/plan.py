@@ -8,25 +8,14 @@ from itertools import count
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import (
-    WHERE_FROM,
-)
+from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.estimators import (
-    DEFAULT_ESTIMATOR,
-    Estimator,
-    from_dict,
-    to_dict,
-)
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.prior import Prior
-from milvus_hubness.correction.state import (
-    CollectionState,
-    Profile,
-    require_state,
-)
+from milvus_hubness.correction.state import CollectionState, Profile, require_state
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
