@@ -592,6 +592,18 @@ def test_an_interrupted_move_of_an_alias_leaves_no_state_of_before(lite, monkeyp
     assert kept
 
 
+def test_an_alias_that_the_client_creates_again_leads_where_it_says(lite):
+    pair = Pair(lite, "L2")
+    alias = lite.name("alias")
+    pair.plain.create_alias(pair.corrected, alias)
+    client = lite.hubness_client(state_ttl=1_000)
+    client.search(alias, data=[pair.queries[0]], limit=5)
+    pair.plain.drop_alias(alias)
+    client.create_alias(pair.name, alias)
+    answer = client.search(alias, data=[pair.queries[0]], limit=5)
+    assert hits_of(answer) == hits_of(pair.plain.search(pair.name, data=[pair.queries[0]], limit=5))
+
+
 def test_what_a_slow_answer_says_is_not_believed_after_a_change(lite, monkeypatch):
     pair = Pair(lite, "L2")
     alias = lite.name("alias")
