@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.clients.steps import CUT_OVER_SECONDS, Ask, Operation
@@ -31,6 +31,18 @@ _NOT_ON_COPY = (
 )
 
 NO_COLLECTION = CollectionId(name="")
+
+
+class Lifetime(NamedTuple):
+    """How long a cached state counts, in seconds of the monotonic clock."""
+
+    expires_at: float
+    """End of the TTL."""
+    serves_until: float
+    """End of the time for which a copy that has lost its name serves those who work by this state."""
+
+
+OVER = Lifetime(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class CachedCollection:
     identity: str = field(default="", compare=False)
     """Separates the collection from a later one of its name, see CollectionInfo; often empty."""
 
-    expires_at: float = field(default=0.0, compare=False)
-    """End of the TTL, on the monotonic clock."""
+    lifetime: Lifetime = field(default=OVER, compare=False)
+    """How long it counts."""
 
     checked: set[Any] = field(default_factory=set, compare=False)
     """What the properties name and was found to belong to this collection."""
@@ -155,6 +167,11 @@ class CachedStates(ABC, Generic[C]):
 
     # -- the cache ---------------------------------------------------------------------------------
 
+    def lifetime(self, requested_at: float) -> Lifetime:
+        """Return how long a state counts that was requested at that moment."""
+        expires_at = requested_at + self._state_ttl
+        return Lifetime(expires_at, expires_at + self._cut_over_seconds)
+
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
         self._forgotten += 1
@@ -166,7 +183,9 @@ class CachedStates(ABC, Generic[C]):
     def remembered(self, collection: str) -> C | None:
         """Return the state if it is cached and not older than the TTL."""
         cached = self._states.get(collection)
-        return cached if cached is not None and time.monotonic() < cached.expires_at else None
+        return (
+            cached if cached is not None and time.monotonic() < cached.lifetime.expires_at else None
+        )
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[C]:
         """Return the collection state, read at most once in `state_ttl` seconds.
@@ -243,7 +262,7 @@ class CachedStates(ABC, Generic[C]):
         assert used is not None, "an attempt has its state"
         if not used.real_name:
             return result, used
-        is_outlived = self.is_outlived(used)
+        is_outlived = time.monotonic() > used.lifetime.serves_until
         if again is not None:
             is_outlived = self.remembered(collection) is not used
         if not is_outlived:
@@ -275,10 +294,6 @@ class CachedStates(ABC, Generic[C]):
             return (yield from repeated(now)), now
         except self.perhaps_outdated as error:
             return (yield from self._repeated(collection, timeout, repeated, now, error))
-
-    def is_outlived(self, used: C) -> bool:
-        """Whether the copy that this state names may serve no clients any more."""
-        return time.monotonic() > used.expires_at + self._cut_over_seconds
 
     def written(
         self,

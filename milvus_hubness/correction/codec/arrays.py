@@ -47,7 +47,7 @@ def packed(vectors: Any, width: int) -> Floats | None:
     if not all(type(row) is list and len(row) == width for row in vectors):
         return None
 
-    pack = _packing(width)
+    pack = packing(width)
     try:
         content = b"".join([pack(*row) for row in vectors])
     except (struct.error, OverflowError):
@@ -104,11 +104,11 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
     return rows
 
 
-def one_vector(vectors: Any, width: int) -> Floats | None:
-    """Return the only vector of a list or a matrix, float32 (width,).
+def only_vector(vectors: Any, width: int) -> Floats | list[Any] | None:
+    """Return the only vector of a list or a matrix: an array of float32 (width,), or a list of so many
+    entries.
 
-    It is an array of float32 or a list of Python numbers. Returns None for anything else, which
-    `matrix` looks at closely.
+    Returns None for anything else, which `matrix` looks at closely.
     """
     if type(vectors) not in (list, np.ndarray) or len(vectors) != 1:
         return None
@@ -117,16 +117,11 @@ def one_vector(vectors: Any, width: int) -> Floats | None:
     if type(vector) is np.ndarray:
         fits = vector.dtype == np.float32 and vector.shape == (width,)
         return cast(Floats, vector) if fits else None
-    if type(vector) is not list or len(vector) != width:
-        return None
-    try:
-        return np.frombuffer(_packing(width)(*vector), np.float32)
-    except (struct.error, OverflowError):
-        return None
+    return vector if type(vector) is list and len(vector) == width else None
 
 
 @lru_cache(maxsize=16)
-def _packing(width: int) -> Callable[..., bytes]:
+def packing(width: int) -> Callable[..., bytes]:
     """Return what packs so many numbers as float32."""
     return struct.Struct(f"{width}f").pack
 
@@ -136,8 +131,8 @@ def _quick_matrix(vectors: Any, width: int) -> Floats | None:
 
     Returns None for anything else, which `matrix` looks at closely.
     """
-    one = one_vector(vectors, width)
-    return packed(vectors, width) if one is None else one[None]
+    one = only_vector(vectors, width)
+    return one[None] if isinstance(one, np.ndarray) else packed(vectors, width)
 
 
 def _is_complex(vectors: Any) -> bool:

@@ -8,6 +8,7 @@ checked and computed once, and what follows has few steps.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,8 @@ from milvus_hubness.correction.codec.arrays import (
     Floats,
     lengths_of,
     matrix,
-    one_vector,
+    only_vector,
+    packing,
 )
 
 Weights = npt.NDArray[np.float32]
@@ -118,10 +120,25 @@ class Sender:
 
         Raises as `Layout.encode_queries` does.
         """
-        is_plain = self.by_kind is None and (self.is_cosine or self.seen_from is None)
-        query = one_vector(queries, self.dim) if is_plain else None
-        if query is None:
+        if self.by_kind is not None or (self.seen_from is not None and not self.is_cosine):
             return self(queries)
+
+        vector = only_vector(queries, self.dim)
+        if vector is None:
+            return self(queries)
+        if isinstance(vector, np.ndarray):
+            query = vector
+        else:
+            try:
+                packed = packing(self.dim)(*vector)
+                length = math.hypot(*vector)
+            except (struct.error, OverflowError, TypeError):
+                return self(queries)
+
+            # Most encoders return unit vectors: such a list needs no function of NumPy at all.
+            if is_unit(length) or (not self.is_cosine and math.isfinite(length)):
+                return [packed + self._bytes_after]
+            query = np.frombuffer(packed, np.float32)
 
         # The same numbers as of several queries, by the fewest functions of NumPy: most of the time
         # goes into the first call of each.

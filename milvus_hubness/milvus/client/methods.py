@@ -11,7 +11,7 @@ from pymilvus import AnnSearchRequest
 from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.basics.words import expect_arguments, expect_word
 from milvus_hubness.clients.steps import Ask
-from milvus_hubness.correction.overrides import Overrides
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.collection_methods import CollectionMethods
@@ -253,27 +253,29 @@ class Methods(CollectionMethods):
         UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
         self._expect_arguments(kwargs, OF_SEARCHES)
+        says_nothing = strength is None and kinds is None and profile is None
         question = Question(
             data,
             limit,
             search_params=search_params,
             output_fields=output_fields,
-            overrides=Overrides(strength, kinds, profile),
+            overrides=NONE if says_nothing else Overrides(strength, kinds, profile),
             rerank=rerank,
             candidates=candidates,
             with_raw_score=with_raw_score,
         )
-        given = {
-            "partition_names": partition_names,
-            "anns_field": anns_field,
-            "ranker": ranker,
-            "function_chains": function_chains,
-            "search_aggregation": search_aggregation,
-            "highlighter": highlighter,
-        }
+        options = {"timeout": timeout, **kwargs}
         # What is not set is left out: fewer arguments take less time on their way.
-        given = {name: value for name, value in given.items() if value is not None}
-        options = {"timeout": timeout, **given, **kwargs}
+        for name, value in (
+            ("partition_names", partition_names),
+            ("anns_field", anns_field),
+            ("ranker", ranker),
+            ("function_chains", function_chains),
+            ("search_aggregation", search_aggregation),
+            ("highlighter", highlighter),
+        ):
+            if value is not None:
+                options[name] = value
         operation = self._operations.searches.search(
             collection_name, question, filter, options, ids=ids
         )

@@ -95,6 +95,9 @@ class Sampler:
         self._being_written = 0
         """How many samples of the last batch were neither stored nor dropped yet."""
 
+    def listens_to(self, cached: Searched) -> bool:
+        return bool(cached.samplings.fields)
+
     def searched(self, cached: Searched, answered: Callable[[], AnsweredSearch]) -> None:
         """Sample some of the queries of an answered search, as `SearchListener` says."""
         fields = cached.samplings.fields

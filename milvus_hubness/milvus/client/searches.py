@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
-from milvus_hubness.correction.overrides import Overrides
+from milvus_hubness.correction.overrides import NONE, Overrides
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -46,12 +47,11 @@ from milvus_hubness.milvus.client.messages import (
     page_of,
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
-from milvus_hubness.milvus.client.rewrite import Rewrite
+from milvus_hubness.milvus.client.rewrite import Asking, Rewrite
 from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import (
     PERHAPS_OUTDATED,
     CachedState,
-    PreparedSearch,
     StateCache,
 )
 from milvus_hubness.milvus.client.steps import Operation
@@ -71,6 +71,8 @@ UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
 """Arguments with which no search is prepared."""
 NEED_SERVER_RANKS = frozenset([*ORDERED, *GROUPED, *ITERATED]) - UNUSUAL
 """Arguments that are refused where the client ranks the hits, and elsewhere belong to the kind."""
+SPECIAL = UNUSUAL | NEED_SERVER_RANKS
+"""Arguments that few searches have."""
 Kind = tuple[Any, ...]
 """What stays the same when only the data, the filter, the timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
@@ -80,11 +82,28 @@ _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
 class SearchListener(Protocol):
     """Learns of answered searches."""
 
+    def listens_to(self, cached: CachedState) -> bool:
+        """Whether it needs to learn of searches by this collection state."""
+
     def searched(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
         """Learn of a search by this collection state.
 
         answered: returns what was searched, if the listener needs it. Raises nothing.
         """
+
+
+@dataclass(frozen=True)
+class PreparedSearch:
+    """A search that one request answers, whatever its data."""
+
+    state: CollectionState
+    """The state of the searched field."""
+    ask: Asking
+    """Builds the request for any data."""
+    field: Mapping[str, Any]
+    """The arguments of the request that name the field."""
+    listener: SearchListener | None
+    """None where nobody needs to learn of such searches."""
 
 
 class Searches:
@@ -146,10 +165,10 @@ class Searches:
                 except PERHAPS_OUTDATED as error:
                     failed = used, error
                 else:
-                    if not self._states.is_outlived(used):
-                        if self._listener is not None:
+                    if time.monotonic() <= used.lifetime.serves_until:
+                        if prepared.listener is not None:
                             field = prepared.state.field
-                            self._listener.searched(used, partial(AnsweredSearch, field, data))
+                            prepared.listener.searched(used, partial(AnsweredSearch, field, data))
                         return answer
 
             whole = replace(question, filter=filter, ids=ids)
@@ -229,7 +248,7 @@ class Searches:
             results = answer if results is None else _joined(results, answer)
 
         if kind is not None and len(parts) == 1:
-            _prepare(cached, kind, rewrite, question)
+            self._prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
             self.notify(cached, partial(AnsweredSearch, state.field, question.data))
@@ -281,6 +300,22 @@ class Searches:
                 collection, cached, options.get("timeout"), columns, names
             )
         )
+
+    def _prepare(
+        self, cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question
+    ) -> None:
+        """Prepare searches of this kind, which one request answers, for as long as the state holds."""
+        if len(cached.prepared) >= MAX_PREPARED:
+            return
+
+        # A copy, as the caller may change its lists and dictionaries.
+        copied = copy.deepcopy(replace(question, data=()))
+        if ask := rewrite.asking(copied):
+            state = rewrite.state
+            listener = self._listener
+            if listener is not None and not listener.listens_to(cached):
+                listener = None
+            cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state), listener)
 
     def notify(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
         """Let the listener know of an answered search."""
@@ -508,18 +543,6 @@ class Searches:
         return ranking.merge(answers, metrics, ranker, page, decimals)
 
 
-def _prepare(cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question) -> None:
-    """Prepare searches of this kind, which one request answers, for as long as the state holds."""
-    if len(cached.prepared) >= MAX_PREPARED:
-        return
-
-    # A copy, as the caller may change its lists and dictionaries.
-    copied = copy.deepcopy(replace(question, data=()))
-    if ask := rewrite.asking(copied):
-        state = rewrite.state
-        cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
-
-
 def can_be_halved(data: Any) -> bool:
     """Whether these are several queries."""
     return isinstance(data, list | np.ndarray) and len(data) > 1
@@ -609,32 +632,36 @@ def _request(
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     """Return the kind of a search; None for unusual arguments and such as may be refused."""
+    data: Any = question.data
     limit = question.limit
     names = question.output_fields
     overrides = question.overrides
-    are_names = names is None or (
-        type(names) is list and all(names) and TEXTS.issuperset(map(type, names))
-    )
+    anns_field = options.get("anns_field")
+    # Each of these is quick, and few are calls: nearly all searches pass all of them.
     is_usual = (
-        type(limit) is int
-        and are_names
-        and NAMES.issuperset(map(type, (options.get("anns_field"), overrides.profile)))
-        and NUMBERS.issuperset(map(type, (overrides.strength, overrides.kinds)))
+        (VECTORS.issuperset(map(type, data)) if type(data) is list else _is_matrix(data))
+        and type(limit) is int
+        and (
+            names is None
+            or (type(names) is list and all(names) and TEXTS.issuperset(map(type, names)))
+        )
+        and (anns_field is None or type(anns_field) is str)
+        and (overrides is NONE or _are_usual(overrides))
         and question.rerank is None
         and question.candidates is None
-        and UNUSUAL.isdisjoint(options)
-        and _are_dense(question.data)
     )
     if not is_usual:
         return None
 
     # A search prepared without these may be one of a field that refuses them.
     needing_ranks: tuple[str, ...] = ()
-    if not NEED_SERVER_RANKS.isdisjoint(options):
+    if not SPECIAL.isdisjoint(options):
+        if not UNUSUAL.isdisjoint(options):
+            return None
         needing_ranks = tuple(name for name in NEED_SERVER_RANKS if first_set(options, (name,)))
 
     return (
-        options.get("anns_field"),
+        anns_field,
         limit,
         None if names is None else tuple(names),
         repr(question.search_params) if question.search_params else "",
@@ -644,11 +671,11 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     )
 
 
-def _are_dense(data: Any) -> bool:
-    """Whether pymilvus accepts `data` as queries, by a quick check of types."""
-    if isinstance(data, np.ndarray):
-        return bool(data.ndim > 1)
-    if not isinstance(data, list):
-        return False
+def _is_matrix(data: Any) -> bool:
+    return isinstance(data, np.ndarray) and data.ndim > 1
 
-    return VECTORS.issuperset(map(type, data))
+
+def _are_usual(overrides: Overrides) -> bool:
+    return type(overrides.profile) in NAMES and NUMBERS.issuperset(
+        map(type, (overrides.strength, overrides.kinds))
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.clients.states import CachedCollection, CachedStates
+from milvus_hubness.clients.states import CachedCollection, CachedStates, Lifetime
 from milvus_hubness.clients.steps import Ask, Pause
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
@@ -34,7 +34,7 @@ from milvus_hubness.jobs.store.records import DualWrite, Samplings, identity_in
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS
 from milvus_hubness.milvus.client.query_samples import samplings_in
-from milvus_hubness.milvus.client.rewrite import Asking, Reading
+from milvus_hubness.milvus.client.rewrite import Reading
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
 from milvus_hubness.milvus.client.steps import (
     ClientPolicy,
@@ -74,18 +74,6 @@ PERHAPS_OUTDATED = (
     StateError,
 )
 """Errors of a call that may be due to an outdated collection state."""
-
-
-@dataclass(frozen=True)
-class PreparedSearch:
-    """A search that one request answers, whatever its data."""
-
-    state: CollectionState
-    """The state of the searched field."""
-    ask: Asking
-    """Builds the request for any data."""
-    field: Mapping[str, Any]
-    """The arguments of the request that name the field."""
 
 
 def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
@@ -204,7 +192,7 @@ class StateCache(CachedStates[CachedState]):
 
             yield Pause(CUT_OVER_PAUSE)
 
-        cached = _described(description, collection, began + self._state_ttl)
+        cached = _described(description, collection, self.lifetime(began))
         last = self._last.get(collection, NOTHING)
         if cached.states and last.states != cached.states:
             # pymilvus has the schemas that it has read.
@@ -407,7 +395,7 @@ class StateCache(CachedStates[CachedState]):
         return metric
 
 
-def _described(description: Mapping[str, Any], collection: str, expires_at: float) -> CachedState:
+def _described(description: Mapping[str, Any], collection: str, lifetime: Lifetime) -> CachedState:
     """Return the state that a description of the collection has."""
     properties = description.get("properties", {})
     key_field = next(
@@ -422,7 +410,7 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
         key_field=key_field,
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
-        expires_at=expires_at,
+        lifetime=lifetime,
         identity=collection_id.identity or identity_in(properties, collection),
         widths={
             str(entry["name"]): int(entry["params"]["dim"])

@@ -92,7 +92,7 @@ class StateCache(CachedStates[CachedState]):
         self._in_metadata = True if local else None
 
     def read_state(self, collection: str, timeout: float | None) -> Operation[CachedState]:
-        expires_at = time.monotonic() + self._state_ttl
+        lifetime = self.lifetime(time.monotonic())
         name = collection
         if collection in self._aliases:
             name = yield from self._real_name(collection)
@@ -121,7 +121,7 @@ class StateCache(CachedStates[CachedState]):
             dual_write=DualWrite.read(properties, name),
             payload_keys=payload_keys_in(properties),
             limits=Limits.of(described),
-            expires_at=expires_at,
+            lifetime=lifetime,
             identity=identity_in(properties, name),
         )
 
