@@ -91,6 +91,12 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
     if name == info.name and info.aliases:
         aliases = ", ".join(map(_one_line, info.aliases))
         lines.append(f"# Better the alias that the application reads: {aliases}.")
+    makes_copies = not state.codec.leaves_vectors
+    if makes_copies and not info.aliases:
+        lines.append(
+            "# A refresh moves aliases to the copy that it makes, and none leads here: create the one"
+        )
+        lines.append("# that the application reads, or let the copy take the name: rename = true.")
     lines.append(f"name = {_quoted(name)}")
     if len(info.states) > 1:
         lines.append(f"field = {_quoted(state.field)}")
@@ -106,10 +112,9 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
     # Samples are of a field: profiles that all took them as their bank would be one.
     if info.samplings.of(state.field) is not None and len(state.profiles) == 1:
         lines.append(
-            "# At each refresh, the newest queries that clients have sampled are the bank."
+            "# From this share of new rows on, sampled queries become the bank, if they are enough."
         )
-        lines.append('bank = "samples"')
-        return "\n".join(lines) + "\n"
+        lines.append(f"refit_share = {defaults.refit_share}")
     bank = BANK.format(count=used.bank.count, bank=_one_line(used.bank.collection))
     return "\n".join(lines) + "\n" + bank
 

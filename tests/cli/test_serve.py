@@ -421,6 +421,27 @@ def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, r
     ), "the bank in use stays"
 
 
+def test_the_first_configuration_serves_before_a_query_is_sampled(corrected, run):
+    """The bank in use stays until samples are enough: a bank of none, or of a few, would fail or be worse."""
+    assert run("bank", "sample", "products").returncode == 0
+    wrote = run("serve", "--init", "products")
+    assert wrote.returncode == 0, wrote.stderr
+    [table] = tomllib.loads(Path("hubness.toml").read_text())["collection"]
+    assert ("bank" in table, table["refit_share"]) == (False, 0.2)
+    done = run("serve", "--once", "--json")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_first_configuration_says_that_no_alias_leads_to_a_copy(copied, run):
+    assert run("serve", "--init", "products_hubness").returncode == 0
+    text = Path("hubness.toml").read_text()
+    assert "none leads here: create the one" in text
+    Path("hubness.toml").unlink()
+    connect("shop.db").create_alias("products_hubness", "live")
+    assert run("serve", "--init", "live").returncode == 0
+    assert "none leads here" not in Path("hubness.toml").read_text()
+
+
 def test_the_first_configuration_leaves_the_banks_of_several_profiles(copied, run):
     """Samples are of a field: with them as the bank of each, all profiles would be one."""
     connect("shop.db").create_alias("products_hubness", "live")
