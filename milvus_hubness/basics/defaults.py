@@ -35,6 +35,9 @@ VerdictMode = Literal["require", "warn", "skip"]
 alone", goes on and says so, or does not have the bank judged.
 """
 
+FEWEST_QUERIES = 20
+"""Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
+
 GrantsFor = Literal["application", "reader", "job"]
 """Who gets grants: who searches and writes, who only searches, or who runs jobs."""
 

@@ -18,8 +18,8 @@ from milvus_hubness.cli.console import TERMINATED, run, say
 COMMANDS = {
     "demo": "milvus_hubness.cli.demo:demo",
     "check": "milvus_hubness.cli.check:check",
-    "tune": "milvus_hubness.cli.reports:tune",
-    "status": "milvus_hubness.cli.reports:status",
+    "tune": "milvus_hubness.cli.tune:tune",
+    "status": "milvus_hubness.cli.status:status",
     "hubs": "milvus_hubness.cli.hubs:hubs",
     "grants": "milvus_hubness.cli.grants:grants",
     "experiment": "milvus_hubness.cli.experiment:app",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.cli.command_line import command_line
-
-if TYPE_CHECKING:
-    from milvus_hubness.jobs.refresh.sampling import SamplingStatus, Variety
+from milvus_hubness.cli.status import show_samplings
 
 Collection = Annotated[str, typer.Argument(help="Collection or its alias, corrected or not.")]
 
@@ -108,42 +105,3 @@ def _stop(
     result: dict[str, Any] = {"stopped": stopped.model_dump() if stopped else None}
     text = "Turned off." if stopped else f"{collection!r} is not sampled."
     console.show_result(as_json, result, lambda: console.say(text))
-
-
-def show_samplings(collection: str, statuses: list[SamplingStatus]) -> None:
-    """Print how queries of a collection are sampled, and whether the samples are enough."""
-    from milvus_hubness.jobs.refresh.sampling import ENOUGH
-
-    for status in statuses:
-        sampling = status.sampling
-        facts: dict[str, object] = {
-            "queries of": f"field {sampling.field}",
-            "sampled": f"{sampling.rate:.3%} of live queries, into {sampling.samples_collection}",
-            "samples": f"{status.samples:,} of at most {sampling.size:,}",
-        }
-        if status.first is not None and status.last is not None:
-            facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
-        if status.samples < ENOUGH:
-            facts["takes"] = (
-                f"about {ENOUGH / sampling.rate:,.0f} searches until {ENOUGH:,} are sampled, which are "
-                "enough for a bank"
-            )
-        if status.variety is not None:
-            facts |= _variety_facts(status.variety)
-        console.show_facts(f"Sampled queries of {collection}", facts)
-
-
-def _variety_facts(variety: Variety) -> dict[str, object]:
-    from milvus_hubness.jobs.common.samples import NEAR_COPIES
-
-    return {
-        "varied as": f"{variety.effective:,.0f} queries, each sent equally often; "
-        f"{variety.distinct:,} of {variety.compared:,} are no near copies (cosine above "
-        f"{NEAR_COPIES:g}), the largest group has "
-        f"{variety.largest:.1%}",
-        "enough": f"{variety.enough}; with labels, R@1 to ± {variety.interval:.1f} points",
-    }
-
-
-def _moment(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.defaults import FEWEST_QUERIES
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import in_points, percent, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
@@ -397,8 +398,6 @@ MOST_QUERIES = 5_000
 """Queries with which methods are tried."""
 MOST_OF_TOKENS = (4_000, 1_000)
 """Items and queries in place of these if each has several vectors, of which a score takes long."""
-FEWEST_QUERIES = 20
-"""Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
 
 
 class KindComparison(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.defaults import FEWEST_QUERIES
 from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.notebooks import framed
 from milvus_hubness.basics.texts import number
@@ -32,7 +33,7 @@ from milvus_hubness.quality.rankings import Ranking, rankings
 from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.right_items import RightItems
-from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
+from milvus_hubness.quality.tuning import figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
 from milvus_hubness.reports.biased import Biased, Flags
 from milvus_hubness.reports.page import render

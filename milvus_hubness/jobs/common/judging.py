@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import cast
 
-from milvus_hubness.basics.defaults import VERDICT_VARIABLE, VerdictMode
+from milvus_hubness.basics.defaults import FEWEST_QUERIES, VERDICT_VARIABLE, VerdictMode
 from milvus_hubness.basics.logs import audit, log
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among, optional_bank
@@ -25,7 +25,7 @@ from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput
 from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
-from milvus_hubness.quality.tuning import FEWEST_QUERIES, LEAVE, NOT_PROVEN, judge_bank
+from milvus_hubness.quality.tuning import LEAVE, NOT_PROVEN, judge_bank
 
 FEWEST_ITEMS = 50
 """Rows below which nothing is judged: a top ten is then a good part of them."""

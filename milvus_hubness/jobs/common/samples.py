@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import WHERE_FROM
+from milvus_hubness.basics.defaults import FEWEST_QUERIES, WHERE_FROM
 from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import directions_of, groups_at
@@ -16,7 +16,6 @@ from milvus_hubness.jobs.common.gallery import only_field
 from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo, QuerySamples, Sampling
-from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 VECTORS = ("bank", "target_bank", "queries")
 """Arguments and fields of recipes that hold vectors, or name some of the database."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.defaults import FEWEST_QUERIES
 from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.layout import Layout
@@ -27,7 +28,6 @@ from milvus_hubness.quality.measures import (
 from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
-from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 HELD_OUT = 0.2
 """The share of the bank's queries that an evaluation keeps back from the fit."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from milvus_hubness.basics.defaults import FEWEST_QUERIES
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.near_copies import directions_of, groups_at
@@ -30,7 +31,6 @@ from milvus_hubness.jobs.store.records import (
     QuerySamples,
     Sampling,
 )
-from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 DEFAULT_RATE = 0.01
 DEFAULT_SIZE = 10_000
