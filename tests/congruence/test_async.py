@@ -755,7 +755,8 @@ def test_what_outlasts_a_client_opens_no_connection(lite):
     """A connection that a late thread opened was closed by nobody: a file has one process at a time."""
 
     def late_work(client):
-        for work in (client._plain.client, lambda: client._put_samples(None, [])):
+        sampler = client._operations._sampler
+        for work in (client._plain.client, lambda: sampler._write_samples(None, [])):
             with pytest.raises(MilvusException, match="should create connection first"):
                 work()
         assert client._plain._client is None

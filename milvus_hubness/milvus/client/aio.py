@@ -256,8 +256,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
 
         It waits at most two seconds until the query samples are written.
         """
-        if self._sampler is not None:
-            await asyncio.to_thread(self._sampler.close)
+        await asyncio.to_thread(self._operations.close)
         await super().close()
         self._operations.states.forget()
         await asyncio.to_thread(self._plain.close)

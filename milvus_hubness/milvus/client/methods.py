@@ -35,7 +35,6 @@ from milvus_hubness.milvus.pymilvus_private import forget_schema
 from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
-    from milvus_hubness.jobs.store.records import Sample, SamplesOf
     from milvus_hubness.milvus.client.query_samples import Sampled
 
 DEFAULT_BANK_BUDGET = 1 << 30
@@ -82,7 +81,6 @@ class Methods(CollectionMethods):
         # programs that only name the class start sooner.
         from milvus_hubness.milvus.client.held_errors import watch_pymilvus
         from milvus_hubness.milvus.client.operations import Operations
-        from milvus_hubness.milvus.client.query_samples import Sampler
         from milvus_hubness.milvus.store.server import expect_milvus
 
         watch_pymilvus()
@@ -95,22 +93,19 @@ class Methods(CollectionMethods):
                     "the bank has a rate"
                 )
 
-            self._sampler = Sampler(self._put_samples) if sample_queries else None
+            kwargs = with_keepalive(uri, kwargs)
+            self._plain = PlainConnection(
+                uri, db_name, timeout, user=user, password=password, token=token, **kwargs
+            )
             self._operations = Operations(
-                Overrides(strength, kinds), state_ttl, bank_budget, self._sampler, self.policy
+                Overrides(strength, kinds),
+                state_ttl,
+                bank_budget,
+                self._plain.client if sample_queries else None,
+                self.policy,
             )
 
-        kwargs = with_keepalive(uri, kwargs)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
-        self._plain = PlainConnection(
-            uri, db_name, timeout, user=user, password=password, token=token, **kwargs
-        )
-
-    def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
-        from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS
-        from milvus_hubness.milvus.store.banks import put_samples
-
-        put_samples(self._plain.client(), target, samples, WRITE_SECONDS)
 
     def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
@@ -129,8 +124,7 @@ class Methods(CollectionMethods):
         forget_schema(self, connection, collection)
 
     def _leave_database(self, new_database: str) -> None:
-        if self._sampler is not None:
-            self._sampler.discard()
+        self._operations.discard_samples()
         self._plain.use_database(new_database)
         self._operations.states.forget()
 
@@ -413,6 +407,4 @@ class Methods(CollectionMethods):
     @property
     def hubness_samples(self) -> Sampled:
         """Counts of the queries that this client sampled."""
-        from milvus_hubness.milvus.client.query_samples import Sampled
-
-        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
+        return self._operations.sampled

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pymilvus import MilvusClient
 from pymilvus.client.constants import (
     GUARANTEE_TIMESTAMP,
     ITERATOR_FIELD,
@@ -35,8 +36,9 @@ from milvus_hubness.milvus.client.messages import (
     expect_question,
     expect_whole_hits,
 )
+from milvus_hubness.milvus.client.query_samples import Sampled, Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
-from milvus_hubness.milvus.client.searches import Searches, SearchListener
+from milvus_hubness.milvus.client.searches import Searches
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in
 from milvus_hubness.milvus.client.steps import ClientPolicy, Operation, refusing
 from milvus_hubness.milvus.client.writes import Writes
@@ -407,6 +409,7 @@ class AsyncQueryIterator:
 class Operations:
     """The operations of a client, by subject, over one cache of collection states.
 
+    connected: returns the client by which queries are sampled; None for searches of which none is.
     Raises InvalidParameter for invalid settings or TTL.
     """
 
@@ -415,14 +418,30 @@ class Operations:
         overrides: Overrides,
         state_ttl: float,
         bank_budget: int,
-        listener: SearchListener | None = None,
+        connected: Callable[[], MilvusClient] | None = None,
         policy: ClientPolicy | None = None,
     ) -> None:
+        self._sampler = Sampler.through(connected) if connected is not None else None
         self.states = StateCache(state_ttl, policy or ClientPolicy())
         self.biases = Biases(self.states, bank_budget, HubGuard())
         self.reads = Reads(self.states)
         self.catalog = Catalog(self.states)
         self.writes = Writes(self.states, self.biases)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes)
-        self.searches = Searches(self.states, self.biases, self.reads, overrides, listener)
+        self.searches = Searches(self.states, self.biases, self.reads, overrides, self._sampler)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)
+
+    @property
+    def sampled(self) -> Sampled:
+        """Counts of the sampled queries."""
+        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
+
+    def discard_samples(self) -> None:
+        """Drop the samples that wait, before `connected` leads to another database."""
+        if self._sampler is not None:
+            self._sampler.discard()
+
+    def close(self) -> None:
+        """Write the samples that wait, for two seconds at most."""
+        if self._sampler is not None:
+            self._sampler.close()

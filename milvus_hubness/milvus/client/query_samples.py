@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pymilvus import MilvusClient
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import decode, without_tensors
@@ -78,6 +79,18 @@ class Sampler:
 
     One thread stores them, which runs while samples wait. Samples that it cannot store are dropped.
     """
+
+    @classmethod
+    def through(cls, connected: Callable[[], MilvusClient]) -> Sampler:
+        """Return one that writes by the client that `connected` returns."""
+
+        def write(samples_of: SamplesOf, samples: Sequence[Sample]) -> None:
+            # Imported late: most clients sample nothing.
+            from milvus_hubness.milvus.store.banks import put_samples
+
+            put_samples(connected(), samples_of, samples, WRITE_SECONDS)
+
+        return cls(write)
 
     def __init__(self, write: Write) -> None:
         self._write_samples = write

@@ -168,7 +168,6 @@ class HubnessClient(Methods, MilvusClient):
 
         It waits at most two seconds until the query samples are written.
         """
-        if self._sampler is not None:
-            self._sampler.close()
+        self._operations.close()
         super().close()
         self._plain.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -19,10 +19,8 @@ from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.clients.steps import Ask, Compute, Pause
-from milvus_hubness.jobs.store.records import Sample, SamplesOf
 from milvus_hubness.milvus.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.milvus.client.operations import Operations
-from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS, Sampler
 from milvus_hubness.milvus.client.steps import InStore, LearnSchema, LoadBank, Step
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.headers import Identity
@@ -34,7 +32,6 @@ from milvus_hubness.milvus.pymilvus_private import (
     last_write_of,
     open_channels_with,
 )
-from milvus_hubness.milvus.store.banks import put_samples
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from milvus_hubness.milvus.store.server import connect
 
@@ -230,12 +227,11 @@ class Session:
         self._database = database
         self._lock = Lock()
         self._client: MilvusClient | None = None
-        self._sampler = Sampler(self._put_samples)
         self.operations = Operations(
             options.overrides,
             options.state_ttl,
             DEFAULT_BANK_BUDGET,
-            self._sampler,
+            self._connected,
         )
         self.pools = CollectionPools(options.max_calls)
 
@@ -264,7 +260,7 @@ class Session:
         return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
-        self._sampler.close()
+        self.operations.close()
         if self._client is not None:
             self._client.close()
 
@@ -301,9 +297,6 @@ class Session:
     def _learn_schema(self, collection: str) -> None:
         if self._client is not None:
             forget_schema(self._client, connection_of(self._client), collection)
-
-    def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
-        put_samples(self._connected(), target, samples, WRITE_SECONDS)
 
 
 class Sessions:
