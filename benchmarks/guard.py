@@ -253,9 +253,9 @@ def measure_guard(
         def stopped(
             rows: Rows, correction: Correction = correction
         ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-            _, _, seen = correction.of_written(rows, are_new=True, with_evidence=True)
+            _, _, seen = correction.of_written(rows, are_new=True, with_measures=True)
             flags = np.zeros(len(rows), np.bool_)
-            flags[seen.stopped(correction.evidence)] = True
+            flags[RowEvidence(*seen).stopped(correction.evidence)] = True
             return flags, seen.biases
 
         batches = [stopped(fresh[start : start + BATCH]) for start in range(0, len(fresh), BATCH)]

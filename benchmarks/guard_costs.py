@@ -105,7 +105,7 @@ def of_numbers(rounds: int) -> dict[str, Any]:
     guarded = plain.measured(gallery[:ROWS])
     calls: dict[str, Callable[[Floats], Any]] = {
         "off": lambda rows: plain.of_written(rows, are_new=True),
-        "warn": lambda rows: guarded.of_written(rows, are_new=True, with_evidence=True),
+        "warn": lambda rows: guarded.of_written(rows, are_new=True, with_measures=True),
     }
     order = random.Random(0)
     pairs = Pairs()

@@ -18,8 +18,7 @@ from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.fitted import Correction
-    from milvus_hubness.correction.guard import RowEvidence
+    from milvus_hubness.correction.fitted import Correction, RowMeasures
 
 Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read, which a refresh switches."""
@@ -161,10 +160,10 @@ class BankBiases:
         rows: ItemRows,
         *,
         are_new: bool = False,
-        with_evidence: bool = False,
-    ) -> Operation[tuple[RowBiases, RowEvidence | None]]:
+        with_measures: bool = False,
+    ) -> Operation[tuple[RowBiases, RowMeasures | None]]:
         """Return the biases of rows with vectors (n, d) by slot, with their epoch, locality hints and
-        kinds; and the evidence about the rows by the active profile, if that is wanted.
+        kinds; and what is measured of the rows by the active profile, if that is wanted.
 
         are_new: whether these rows are inserted together. While a job computes all biases, new rows
         get the biases that the job would give them: in a generation and in a copy that are being
@@ -181,7 +180,7 @@ class BankBiases:
 
         biases: dict[int, Floats] = {}
         locality_hints: Floats | None = None
-        evidence: RowEvidence | None = None
+        measures: RowMeasures | None = None
         epoch = state.profile.epoch
         for profile in profiles:
             cached = yield from self._cached(collection, state, profile, in_use)
@@ -190,9 +189,9 @@ class BankBiases:
             are_apart = are_last and profile is not state.filling
             # A fit is restored and evaluated in a thread: both may take long.
             work = partial(
-                _of_written, cached, state, vectors, rows, are_apart, with_evidence and is_active
+                _of_written, cached, state, vectors, rows, are_apart, with_measures and is_active
             )
-            column, hints, about_rows, leaves_room = yield Compute(work)
+            column, hints, of_rows, leaves_room = yield Compute(work)
             biases[profile.slot] = column
             if are_apart and leaves_room:
                 epoch = -state.profile.epoch
@@ -200,12 +199,12 @@ class BankBiases:
             # The index is shaped by the queries of the active profile alone.
             if is_active:
                 locality_hints = hints
-                evidence = about_rows
+                measures = of_rows
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self.banks.evict(in_use)
-        return RowBiases(biases, epoch, locality_hints, kinds), evidence
+        return RowBiases(biases, epoch, locality_hints, kinds), measures
 
 
 def _of_written(
@@ -215,8 +214,8 @@ def _of_written(
     rows: ItemRows,
     are_new: bool,
     is_wanted: bool,
-) -> tuple[Floats, Floats, RowEvidence | None, bool]:
+) -> tuple[Floats, Floats, RowMeasures | None, bool]:
     """Return what `Correction.of_written` does, and whether the fit leaves room for new rows."""
     correction = cached.correction(state)
-    written = correction.of_written(vectors, rows, are_new=are_new, with_evidence=is_wanted)
+    written = correction.of_written(vectors, rows, are_new=are_new, with_measures=is_wanted)
     return (*written, correction.leaves_room)

@@ -31,7 +31,6 @@ from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.guard import (
     MOST_MEASURED,
     Evidence,
-    RowEvidence,
     reach_of,
 )
 from milvus_hubness.correction.kernels import topk
@@ -58,6 +57,15 @@ ROUNDING = 2.0**-20
 
 It is eight units in the last place of float32.
 """
+
+
+class RowMeasures(NamedTuple):
+    """What is measured of n rows that are written."""
+
+    biases: Floats
+    """(n,), centred, without a prior."""
+    reaches: Floats | None
+    """(n,) shares of the bank, see `reach_of`; None if the estimator keeps no scores of the gallery."""
 
 
 class _Landmarks(NamedTuple):
@@ -247,9 +255,9 @@ class Correction:
         rows: ItemRows | None = None,
         *,
         are_new: bool,
-        with_evidence: bool = False,
-    ) -> tuple[Floats, Floats, RowEvidence | None]:
-        """Return what `of_rows` returns, and the evidence of the rows if that is wanted.
+        with_measures: bool = False,
+    ) -> tuple[Floats, Floats, RowMeasures | None]:
+        """Return what `of_rows` returns, and what is measured of the rows if that is wanted.
 
         The reach follows from the same product with the bank.
         """
@@ -261,10 +269,10 @@ class Correction:
             neutral = correction._neutral(vectors, valid, numbers)
             biases = self.with_prior(neutral, valid, rows)
             hints = self.locality_hints(vectors, kinds=numbers)
-            evidence = (
-                RowEvidence(neutral, self.reaches(vectors, numbers)) if with_evidence else None
+            measures = (
+                RowMeasures(neutral, self.reaches(vectors, numbers)) if with_measures else None
             )
-            return biases, hints, evidence
+            return biases, hints, measures
 
         neutral = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
@@ -278,7 +286,7 @@ class Correction:
 
         biases = self.with_prior(neutral, valid, rows)
         # A prior may be large: whoever plants a hub may also claim that it is popular.
-        evidence = RowEvidence(neutral, self._reaches(products, valid)) if with_evidence else None
+        measures = RowMeasures(neutral, self._reaches(products, valid)) if with_measures else None
 
         if hints.size:
             # The nearest landmark has the largest product with its direction, not with itself.
@@ -287,7 +295,7 @@ class Correction:
             count = min(NEAR, scores.shape[1])
             near = np.argpartition(scores, -count, axis=1)[:, -count:]
             hints[valid] = self._hints_of(near)
-        return biases, hints, evidence
+        return biases, hints, measures
 
     def _reaches(
         self, products: npt.NDArray[np.floating[Any]], valid: npt.NDArray[np.bool_]

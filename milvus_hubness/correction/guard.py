@@ -167,13 +167,10 @@ class Evidence(FrozenModel):
 
 
 class RowEvidence(NamedTuple):
-    """What is measured of n rows that are written."""
+    """What there is to say of n rows that are written: their `RowMeasures`, and their writer."""
 
     biases: Floats
-    """(n,), centred, without a prior."""
     reaches: Floats | None
-    """(n,) shares of the bank; None if the estimator keeps no scores of the gallery."""
-
     writer: deque[float] | None = None
     """The reaches of the rows that the same writer wrote before, at most REMEMBERED; None if nobody
     remembers them."""

@@ -287,10 +287,10 @@ def test_the_asynchronous_client_has_the_guard(lite, shop):
 def test_a_prior_does_not_hide_a_hub(lite, shop):
     name, _ = shop("refuse")
     correction = load_correction(lite.store(), state_of(lite, name), state_of(lite, name).profile)
-    neutral = correction.of_written(HUBS, are_new=True, with_evidence=True)[2]
+    neutral = correction.of_written(HUBS, are_new=True, with_measures=True)[2]
     prior = Prior(source="field", field="sales", factor=1.0, weight=1.0)
     popular = replace(correction, prior=prior).of_written(
-        HUBS, Items([1] * 5, [{"sales": 1e6}] * 5), are_new=True, with_evidence=True
+        HUBS, Items([1] * 5, [{"sales": 1e6}] * 5), are_new=True, with_measures=True
     )
     assert np.array_equal(popular[2].biases, neutral.biases)
     assert (popular[0] < neutral.biases).all()

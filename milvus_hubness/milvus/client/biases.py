@@ -18,7 +18,7 @@ from milvus_hubness.milvus.client.state_cache import StateCache
 from milvus_hubness.milvus.client.steps import Operation
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.guard import RowEvidence
+    from milvus_hubness.correction.fitted import RowMeasures
 
 
 class WriteListener(Protocol):
@@ -34,7 +34,7 @@ class WriteListener(Protocol):
         self,
         collection: str,
         state: CollectionState,
-        rows: RowEvidence,
+        rows: RowMeasures,
         key_at: Callable[[int], Any],
     ) -> None:
         """Learn of rows. key_at: returns the key of the row at a position.
@@ -83,11 +83,11 @@ class Biases(BankBiases):
             return RowBiases(slots, PENDING, locality_hints, kinds)
 
         self._expect_room(collection, state)
-        biases, evidence = yield from self.of_vectors(
-            collection, state, vectors, rows, are_new=are_new, with_evidence=is_wanted
+        biases, measures = yield from self.of_vectors(
+            collection, state, vectors, rows, are_new=are_new, with_measures=is_wanted
         )
-        if listener is not None and evidence is not None:
-            listener.before_stored(collection, state, evidence, key_at)
+        if listener is not None and measures is not None:
+            listener.before_stored(collection, state, measures, key_at)
         return biases
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:

@@ -15,6 +15,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import HubRefused, InvalidParameter, name_some
 
 if TYPE_CHECKING:
+    from milvus_hubness.correction.fitted import RowMeasures
     from milvus_hubness.correction.guard import Evidence, RowEvidence
     from milvus_hubness.milvus.client.messages import Bias
 
@@ -48,7 +49,7 @@ class HubGuard:
         self,
         collection: str,
         state: CollectionState,
-        rows: RowEvidence,
+        rows: RowMeasures,
         key_at: Callable[[int], Any],
     ) -> None:
         """Warn of rows that look like planted hubs, or refuse them: raises HubRefused."""
@@ -57,7 +58,9 @@ class HubGuard:
         if evidence is None:
             return
 
-        written = rows._replace(writer=self._writer(collection, state))
+        from milvus_hubness.correction.guard import RowEvidence
+
+        written = RowEvidence(*rows, self._writer(collection, state))
         positions: list[int] = written.stopped(evidence).tolist()
         if positions:
             error = _refusal(collection, state, evidence, written, positions, key_at)

@@ -21,6 +21,7 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import ESTIMATORS
 from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.guard import RowEvidence
 from tests.support.planted import DIM, centroid, gallery
 
 ITEMS, QUERIES, USERS = gallery(rows=240, queries=400)
@@ -66,8 +67,8 @@ class TestEveryEstimatorInEveryWrapper:
         np.testing.assert_allclose(fitted.gallery_scores, means, atol=1e-5)
         restored = fitted.estimator.restore(BANK, BANK.of_queries(fitted.potentials))
         np.testing.assert_array_equal(restored.gallery_scores, fitted.gallery_scores)
-        _, _, seen = correction.of_written(centroid(USERS, 5), are_new=True, with_evidence=True)
-        assert len(seen.stopped(correction.evidence)) == 5
+        _, _, seen = correction.of_written(centroid(USERS, 5), are_new=True, with_measures=True)
+        assert len(RowEvidence(*seen).stopped(correction.evidence)) == 5
 
     def test_its_share_is_that_of_the_biases_it_subtracts(self, estimator, wrapper):
         whole = wrapper(estimator.in_full())

@@ -86,8 +86,8 @@ def test_the_reach_is_the_share_of_queries_that_a_document_would_answer():
     expected = (cosine_maxsim(BANK, NEW) > best_of_gallery[:, None]).mean(axis=0)
     np.testing.assert_allclose(reaches, expected, atol=1.5 / len(BANK))
     assert 0 < reaches.max() < 1
-    _, _, evidence = correction.of_written(of(NEW), are_new=True, with_evidence=True)
-    np.testing.assert_allclose(evidence.reaches, reaches, atol=1e-6)
+    _, _, measures = correction.of_written(of(NEW), are_new=True, with_measures=True)
+    np.testing.assert_allclose(measures.reaches, reaches, atol=1e-6)
 
 
 def test_a_target_bank_holds_documents():
