@@ -26,8 +26,8 @@ from milvus_hubness.correction.codec.base import PENDING, RowCodec
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.codec.multi_vectors import MultiVectorFormat
 from milvus_hubness.correction.estimators.base import FitInputs
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.overrides import Overrides
-from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.rerank import Adaptive as Reranker
 from milvus_hubness.correction.state import (
     BankReference,

@@ -14,7 +14,7 @@ from milvus_hubness.clients.steps import Compute, Operation
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowBiases
-from milvus_hubness.correction.prior import ItemRows
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
 
 if TYPE_CHECKING:

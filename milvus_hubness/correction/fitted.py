@@ -33,6 +33,7 @@ from milvus_hubness.correction.guard import (
     Evidence,
     reach_of,
 )
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
 from milvus_hubness.correction.kernels.token_rows import (
@@ -44,7 +45,7 @@ from milvus_hubness.correction.kernels.token_rows import (
 )
 from milvus_hubness.correction.kinds import GalleryKinds, KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.correction.prior import Clicks, ItemRows, Prior, Values
+from milvus_hubness.correction.prior import Clicks, Prior, Values
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 

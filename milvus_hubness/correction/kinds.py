@@ -48,7 +48,7 @@ from milvus_hubness.correction.codec.arrays import (
     unit_directions,
 )
 from milvus_hubness.correction.codec.senders import KindWeights
-from milvus_hubness.correction.prior import ItemRows
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 KindNumbers = npt.NDArray[np.int64]

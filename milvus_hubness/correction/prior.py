@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from milvus_hubness.basics.bounds import LONGEST_NAME, FrozenModel, Name, Number
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 Values = npt.NDArray[np.float64]
@@ -49,25 +50,6 @@ LARGEST_VALUE = 1e100
 """Largest value of a row: sums of them are finite."""
 
 REMEDY = "a prior needs a number from 0 up, or none, which counts as 0"
-
-
-class ItemRows(Protocol):
-    """Items as rows of a database: a `Batch`, or an `Items`."""
-
-    @property
-    def keys(self) -> Sequence[Any]:
-        """The keys of the rows; None for a key that the database is still to make."""
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Their fields."""
-
-
-class Items(NamedTuple):
-    """Rows with their keys."""
-
-    keys: Sequence[Any]
-    rows: Sequence[Mapping[str, Any]]
 
 
 Weight = Annotated[float, Field(ge=0, le=LARGEST_WEIGHT, allow_inf_nan=False)]

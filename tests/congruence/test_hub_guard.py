@@ -24,7 +24,8 @@ from milvus_hubness import (
     plan_correction,
     refresh,
 )
-from milvus_hubness.correction.prior import Items, Prior
+from milvus_hubness.correction.items import Items
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.migration.options import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs

@@ -18,6 +18,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import BiasSlots, KindColumns
 from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.fitted import Correction, measured_kinds
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kinds import (
     UNKNOWN,
     KindCounts,
@@ -29,7 +30,6 @@ from milvus_hubness.correction.kinds import (
     rule_of_field,
 )
 from milvus_hubness.correction.overrides import Overrides
-from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from tests.support.galleries import similarity, single_queries, vector_codec, vectors
 

@@ -8,14 +8,8 @@ from pydantic import ValidationError
 
 from milvus_hubness import NNN, InvalidInput, Layout, QueryBank
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.prior import (
-    SMOOTHING,
-    Items,
-    Prior,
-    checked_clicks,
-    digest_of,
-    problem_of,
-)
+from milvus_hubness.correction.items import Items
+from milvus_hubness.correction.prior import SMOOTHING, Prior, checked_clicks, digest_of, problem_of
 
 RNG = np.random.default_rng(3)
 VALUES = RNG.zipf(1.5, 500).clip(max=1e9).astype(float) * (RNG.random(500) < 0.8)

@@ -22,8 +22,8 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict, to_dict
 from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kinds import KindRule
-from milvus_hubness.correction.prior import Items
 from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.common.kinds import (

@@ -23,9 +23,10 @@ from milvus_hubness.correction.codec.arrays import Floats, as_metric
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.multi_vectors import MultiVectorLayout
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
-from milvus_hubness.correction.prior import Items, Values
+from milvus_hubness.correction.prior import Values
 from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some, redacted
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks

@@ -17,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_t
 from milvus_hubness.correction.codec.index_hints import room_for_hints
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import KindColumns
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.kinds import (
     AUTO,
     FEWEST_OF_A_KIND,
@@ -30,7 +31,6 @@ from milvus_hubness.correction.kinds import (
     preferred,
     rule_of_field,
 )
-from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.errors import CannotMigrate, InvalidInput
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Store

@@ -11,11 +11,11 @@ import numpy as np
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.stored import Key, forms_of
 from milvus_hubness.correction.estimators import Estimator, WithDemand
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.prior import (
     LARGEST_WEIGHT,
     REMEDY,
     Clicks,
-    ItemRows,
     Prior,
     Values,
     checked_clicks,

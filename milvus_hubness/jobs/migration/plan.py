@@ -14,8 +14,8 @@ from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.parts import BiasSlots
 from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kernels.ann import IndexSpec
-from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,

@@ -11,7 +11,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.items import Items
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch

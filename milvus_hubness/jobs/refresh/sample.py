@@ -11,8 +11,9 @@ from milvus_hubness.basics.defaults import DEFAULT_MEASURE
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
-from milvus_hubness.correction.prior import Items, Prior
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.gallery import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements

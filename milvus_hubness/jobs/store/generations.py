@@ -31,9 +31,10 @@ from milvus_hubness.correction.banks.bank import QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, joined
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
-from milvus_hubness.correction.prior import Items, problem_of
+from milvus_hubness.correction.prior import problem_of
 from milvus_hubness.correction.state import BankReference, read_states
 from milvus_hubness.errors import (
     CollectionExists,

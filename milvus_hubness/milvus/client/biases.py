@@ -10,7 +10,7 @@ import numpy as np
 from milvus_hubness.clients.biases import BankBiases
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import PENDING, RowBiases
-from milvus_hubness.correction.prior import ItemRows
+from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import BankTooLarge
 from milvus_hubness.milvus.client.messages import Bias

@@ -24,7 +24,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.clients.steps import Ask, Compute
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,

@@ -21,7 +21,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowCodec
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.items import Items
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
