@@ -1,7 +1,7 @@
 """Encode queries as augmented queries <q, −w>, by what a layout says of them. No I/O.
 
 A search of one query spends much of its time here, most of it in code that the work of the server
-has pushed out of the processor's caches. So what is the same for all queries of a kind of search is
+has pushed out of the processor's caches. So what is the same for all queries of a prepared search is
 checked and computed once, and what follows has few steps.
 """
 

@@ -70,10 +70,10 @@ NUMBERS = frozenset([float, int, type(None)])
 UNUSUAL = frozenset([*CHECKED_EACH_TIME, "offset", "round_decimal"])
 """Arguments with which no search is prepared."""
 NEED_SERVER_RANKS = frozenset([*ORDERED, *GROUPED, *ITERATED]) - UNUSUAL
-"""Arguments that are refused where the client ranks the hits, and elsewhere belong to the kind."""
+"""Arguments that are refused where the client ranks the hits, and elsewhere belong to the pattern."""
 SPECIAL = UNUSUAL | NEED_SERVER_RANKS
 """Arguments that few searches have."""
-Kind = tuple[Any, ...]
+Pattern = tuple[Any, ...]
 """What stays the same when only the data, the filter, the timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
 """A request of a hybrid search, its question, and the rewrite if its field is corrected."""
@@ -144,9 +144,9 @@ class Searches:
         """
         timeout = options.get("timeout")
         data: Any = question.data
-        kind = kind_of(question, options) if ids is None else None
+        pattern = pattern_of(question, options) if ids is None else None
         used = self._states.remembered(collection)
-        prepared = None if used is None or kind is None else used.prepared.get(kind)
+        prepared = None if used is None or pattern is None else used.prepared.get(pattern)
         failed: tuple[CachedState, Exception] | None = None
         try:
             # Most searches end in this block. It calls little, as code that the wait for the server has
@@ -172,7 +172,7 @@ class Searches:
                         return answer
 
             whole = replace(question, filter=filter, ids=ids)
-            call = partial(self._search, collection, whole, options, kind)
+            call = partial(self._search, collection, whole, options, pattern)
             answer, _ = yield from self._states.used(collection, timeout, call, failed=failed)
             return answer
         except REFUSALS as error:
@@ -199,10 +199,10 @@ class Searches:
         collection: str,
         question: Question,
         options: Mapping[str, Any],
-        kind: Kind | None,
+        pattern: Pattern | None,
         cached: CachedState,
     ) -> Operation[Any]:
-        """Search by this state in as many steps as needed; prepare this kind if one request answers
+        """Search by this state in as many steps as needed; prepare this pattern if one request answers
         it.
         """
         expect_reranker(question.rerank, question.candidates)
@@ -247,8 +247,8 @@ class Searches:
             answer = yield from self._completed(cached, search_request, request, found)
             results = answer if results is None else _joined(results, answer)
 
-        if kind is not None and len(parts) == 1:
-            self._prepare(cached, kind, rewrite, question)
+        if pattern is not None and len(parts) == 1:
+            self._prepare(cached, pattern, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
             self.notify(cached, partial(AnsweredSearch, state.field, question.data))
@@ -302,9 +302,9 @@ class Searches:
         )
 
     def _prepare(
-        self, cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question
+        self, cached: CachedState, pattern: Pattern, rewrite: Rewrite, question: Question
     ) -> None:
-        """Prepare searches of this kind, which one request answers, for as long as the state holds."""
+        """Prepare searches of this pattern, which one request answers, for as long as the state holds."""
         if len(cached.prepared) >= MAX_PREPARED:
             return
 
@@ -315,7 +315,7 @@ class Searches:
             listener = self._listener
             if listener is not None and not listener.listens_to(cached):
                 listener = None
-            cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state), listener)
+            cached.prepared[pattern] = PreparedSearch(state, ask, field_arguments(state), listener)
 
     def notify(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
         """Let the listener know of an answered search."""
@@ -630,8 +630,8 @@ def _request(
     return Ask("search", args, further)
 
 
-def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a search; None for unusual arguments and such as may be refused."""
+def pattern_of(question: Question, options: Mapping[str, Any]) -> Pattern | None:
+    """Return the pattern of a search; None for unusual arguments and such as may be refused."""
     data: Any = question.data
     limit = question.limit
     names = question.output_fields

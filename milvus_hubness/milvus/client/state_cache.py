@@ -92,7 +92,7 @@ class CachedState(CachedCollection):
     widths: Mapping[str, int] = field(default_factory=dict, compare=False)
     """The stored dimensions of the vector fields that could be corrected."""
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
-    """Prepared searches, by their kind."""
+    """Prepared searches, by their pattern."""
     metrics: dict[str, str] = field(default_factory=dict, compare=False)
     """Metrics of indexes, by field, as far as they were needed."""
 

@@ -66,8 +66,8 @@ DEFAULT_LIMIT = 10
 _VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
 """Fields of a SearchRequest that do not change how a search is rewritten."""
 
-MAX_KIND_BYTES = 8_192
-"""Largest kind of a search that is prepared: one of a request is as large as its user makes it."""
+MAX_PATTERN_BYTES = 8_192
+"""Largest pattern of a search that is prepared: one of a request is as large as its user makes it."""
 
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 """Values as pymilvus writes them, and as JSON has them."""
@@ -152,8 +152,8 @@ def _search_on(
         return content
 
     # Most searches repeat a former one with other queries, and end here.
-    kind = _kind_of(request, overrides)
-    if direct := cached.prepared.get(kind):
+    pattern = _pattern_of(request, overrides)
+    if direct := cached.prepared.get(pattern):
         return (yield from direct(request))
 
     params = SearchParameters(request, overrides)
@@ -176,8 +176,8 @@ def _search_on(
 
     by_ids = request.WhichOneof("search_input") == "ids"
     if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
-        if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
-            cached.prepared[kind] = direct
+        if len(pattern[0]) <= MAX_PATTERN_BYTES and len(cached.prepared) < MAX_PREPARED:
+            cached.prepared[pattern] = direct
         return (yield from direct(request))
 
     if is_gated:
@@ -203,7 +203,7 @@ def _corrected_since(
     return operations.states.corrected_since(request.collection_name, cached, None, columns, names)
 
 
-def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
+def _pattern_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
     """Return the part of a search that stays the same
     when only the queries, the filter and the like differ.
     """
@@ -220,14 +220,13 @@ def _direct(
     question: Question,
     params: SearchParameters,
 ) -> Callable[[Any], Operation[Any]] | None:
-    """Return a function that answers any search of this kind: only the queries, the parameters and
+    """Return a function that answers any search of this pattern: only the queries, the parameters and
     the output fields of the request change.
 
     Returns None unless the server's hits and scores are the user's.
     """
     # What is prepared lasts, so it must not hold the queries of the first search.
-    kind = replace(question, data=())
-    ask = rewrite.asking(kind)
+    ask = rewrite.asking(replace(question, data=()))
     if ask is None or rewrite.ranks_candidates(question):
         return None
     if not rewrite.scores_are_products(question):
@@ -498,8 +497,8 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     if not values or {placeholder.type for placeholder in placeholders} != {
         PLACEHOLDERS[state.dtype]
     }:
-        kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
-        raise InvalidInput(f"field {state.field!r} takes queries of type {kind} only")
+        type_name = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
+        raise InvalidInput(f"field {state.field!r} takes queries of type {type_name} only")
 
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
