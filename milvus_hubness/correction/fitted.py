@@ -36,13 +36,8 @@ from milvus_hubness.correction.guard import (
 from milvus_hubness.correction.items import ItemRows
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
-from milvus_hubness.correction.kernels.token_rows import (
-    all_scores,
-    as_floats,
-    has_numbers,
-    is_token_rows,
-    longest,
-)
+from milvus_hubness.correction.kernels.rows import all_scores, as_floats, has_numbers, longest
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import GalleryKinds, KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Clicks, Prior, Values

@@ -24,7 +24,7 @@ from milvus_hubness.correction.estimators.base import require_gallery
 from milvus_hubness.correction.estimators.blend import default_blend_in_full
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.correction.kernels.token_rows import pooled, scored, with_column
+from milvus_hubness.correction.kernels.rows import pooled, scored, with_column
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

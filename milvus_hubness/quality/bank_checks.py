@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.kernels import topk, topk_mean
-from milvus_hubness.correction.kernels.token_rows import pooled
+from milvus_hubness.correction.kernels.rows import pooled
 from milvus_hubness.quality.clusters import clusters_of
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.kernels.token_rows import is_token_rows, pooled
+from milvus_hubness.correction.kernels.rows import pooled
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.labelled import LabelledQueries
 from milvus_hubness.quality.right_items import RightItems

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors, as_vectors
-from milvus_hubness.correction.kernels.token_rows import as_queries
+from milvus_hubness.correction.kernels.rows import as_queries
 from milvus_hubness.errors import InvalidInput, name_some
 from milvus_hubness.quality.measures import ONCE_EACH, Sendings
 from milvus_hubness.quality.retrieval import R_AT_1, Measure, PerQuery

@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.bank import Vectors, as_vectors
 from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.checks import whole_number
-from milvus_hubness.correction.kernels.token_rows import as_queries, with_column
+from milvus_hubness.correction.kernels.rows import as_queries, with_column
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 
 CHUNK = 1 << 22

@@ -43,6 +43,7 @@ from milvus_hubness.correction.estimators.sinkhorn import (
 from milvus_hubness.correction.estimators.steps import AllScores
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import TopK
+from milvus_hubness.correction.kernels.rows import with_column
 from milvus_hubness.correction.kernels.scores import (
     as_array,
     as_scores,
@@ -50,7 +51,6 @@ from milvus_hubness.correction.kernels.scores import (
     largest,
     tiles_of_scores,
 )
-from milvus_hubness.correction.kernels.token_rows import with_column
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.labelled import LabelledQueries

@@ -26,7 +26,8 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.blend import default_blend_in_full
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
+from milvus_hubness.correction.kernels.rows import as_queries, scored
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
 from milvus_hubness.correction.near_copies import (
     NearCopies,

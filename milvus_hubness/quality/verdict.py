@@ -21,14 +21,8 @@ from milvus_hubness.basics.texts import percent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import known_to_halves
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
-from milvus_hubness.correction.kernels.token_rows import (
-    all_scores,
-    is_token_rows,
-    mapped,
-    pooled,
-    row_keys,
-    scored,
-)
+from milvus_hubness.correction.kernels.rows import all_scores, mapped, pooled, row_keys, scored
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.quality.bank_checks import ALIKE, AT_LEAST, ROUNDS, reach, share_between
 from milvus_hubness.quality.clusters import clusters_of

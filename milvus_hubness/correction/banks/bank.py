@@ -23,12 +23,8 @@ from milvus_hubness.basics.files.names import (
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.kernels.checks import is_tensor
 from milvus_hubness.correction.kernels.multi_vectors import MULTI_VECTOR_ARRAYS, MultiVectors
-from milvus_hubness.correction.kernels.token_rows import (
-    TokenRows,
-    is_token_rows,
-    numbers_of,
-    row_keys,
-)
+from milvus_hubness.correction.kernels.rows import numbers_of, row_keys
+from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,

@@ -25,7 +25,8 @@ from milvus_hubness.correction.estimators.products import MOST_PRODUCTS, Numbers
 from milvus_hubness.correction.kernels import logsumexp
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.correction.kernels.token_rows import all_scores, is_token_rows, scored
+from milvus_hubness.correction.kernels.rows import all_scores, scored
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 if TYPE_CHECKING:

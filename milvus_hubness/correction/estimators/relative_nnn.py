@@ -19,7 +19,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
-from milvus_hubness.correction.kernels.token_rows import with_column
+from milvus_hubness.correction.kernels.rows import with_column
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.primitives import TopK
-from milvus_hubness.correction.kernels.token_rows import all_scores, joined, scored
+from milvus_hubness.correction.kernels.rows import all_scores, joined, scored
 from milvus_hubness.errors import InvalidParameter
 
 MOST_ITERATIONS = 10_000

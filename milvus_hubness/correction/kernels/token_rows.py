@@ -2,7 +2,7 @@
 
 An estimator asks the kernels for means, maxima and sums of the scores of two operands. Those of two
 arrays are inner products, and those of two `TokenRows`, queries and documents, are MaxSim. All
-else that estimators do with vectors, rows of tokens do too: they are taken by number, and get
+else that estimators do with vectors, rows of tokens do too, see `kernels.rows`: they are taken by number, and get
 columns, numbers that stand in each token of a row:
 
     s(q, r) = MaxSim(q, r) + ⟨columns of q, columns of r⟩
@@ -13,15 +13,15 @@ documents may carry a table of their scores with a bank, see `TokenRows.scored`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.kernels.maxsim import MEMORY_BYTES, maxsim_tiles
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.kernels.policy import POLICY
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 
@@ -251,92 +251,3 @@ def validate_token_rows(X: object, B: object) -> None:
         raise DimensionMismatch(
             f"X has tokens of {X.shape[1]} numbers and B of {B.shape[1]}: embed both with one model"
         )
-
-
-# -- what estimators do with vectors of either kind -------------------------------------------------
-
-
-def with_column(rows: Any, column: npt.ArrayLike) -> Any:
-    """Return vectors (n, d), or rows of tokens, with one more column (n,), or one number for all."""
-    values = np.broadcast_to(np.asarray(column, np.float32), (len(rows),))[:, None]
-    if is_token_rows(rows):
-        return replace(rows, columns=np.hstack([rows.columns, values]))
-    return np.hstack([rows, values])
-
-
-def all_scores(rows: Any, others: Any) -> npt.NDArray[Any]:
-    """Return the scores of two operands, (n, m): their inner products, or MaxSim."""
-    if not (is_token_rows(rows) or is_token_rows(others)):
-        return cast(npt.NDArray[Any], rows @ others.T)
-    tiles = [scores for _, scores in score_rows(rows, others)]
-    return np.concatenate(tiles) if tiles else np.empty((0, len(others)), np.float32)
-
-
-def scored(documents: Any, queries: Any, device: str = "auto") -> Any:
-    """Return vectors as they are, and documents of tokens with a table of their scores."""
-    # Rows of one vector and of several have no scores, which the kernels say.
-    if is_token_rows(documents) and is_token_rows(queries):
-        return documents.scored(queries, device=device)
-    return documents
-
-
-def as_queries(rows: Any) -> Any:
-    """Return vectors as they are, and rows of tokens as queries."""
-    return rows.as_queries() if is_token_rows(rows) else rows
-
-
-def has_numbers(rows: Any) -> bool:
-    """Return whether not all numbers of vectors, or of tokens, are 0."""
-    return bool((rows.vectors.tokens if is_token_rows(rows) else rows).any())
-
-
-def as_floats(rows: Any) -> Any:
-    """Return vectors as float32, rows of tokens as they are, and multi-vectors as documents."""
-    if isinstance(rows, MultiVectors):
-        return TokenRows.documents(rows)
-    return rows if is_token_rows(rows) else np.asarray(rows, np.float32)
-
-
-def longest(rows: Any) -> npt.NDArray[np.float64]:
-    """Return the length of each vector, or of the longest token of each row, float64 (n,)."""
-    if not is_token_rows(rows):
-        return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
-    taken = rows.taken()
-    tokens = np.sqrt(np.einsum("td,td->t", taken.tokens, taken.tokens, dtype=np.float64))
-    return np.asarray(np.maximum.reduceat(tokens, taken.offsets[:-1]))
-
-
-def pooled(rows: Any) -> npt.NDArray[np.float32]:
-    """Return vectors as they are, and rows of tokens as the means of their tokens, (n, d)."""
-    taken = rows.taken() if is_token_rows(rows) else rows
-    return taken.means() if is_multi(taken) else np.asarray(taken)
-
-
-def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
-    """Return what a function of vectors (n, d) gives, of each token where a row has several."""
-    if not is_token_rows(rows):
-        return function(rows)
-    taken = rows.taken()
-    vectors = MultiVectors(function(taken.tokens), taken.offsets, what=taken.what)
-    return TokenRows.queries(vectors) if rows.are_queries else TokenRows.documents(vectors)
-
-
-def row_keys(rows: Any) -> list[bytes]:
-    """Return bytes that are equal for equal rows."""
-    return [tokens.tobytes() for tokens in (rows.taken() if is_token_rows(rows) else rows)]
-
-
-def numbers_of(rows: Any) -> Iterator[bytes]:
-    """Yield all numbers of vectors, or of tokens with the offsets, as little-endian bytes."""
-    if is_token_rows(rows):
-        taken = rows.taken()
-        yield taken.offsets.astype("<i8", copy=False).tobytes()
-        rows = taken.tokens
-    yield np.asarray(rows).astype("<f4", copy=False).tobytes()
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Return the rows of two operands, one after the other."""
-    if is_token_rows(parts[0]):
-        return concatenated(*parts)
-    return np.concatenate(parts)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.checks import convert_fields, whole_number
-from milvus_hubness.correction.kernels.token_rows import as_floats
+from milvus_hubness.correction.kernels.rows import as_floats
 
 Hits = TypeVar("Hits")
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.bounds import Count, FrozenModel, Moment, Text
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.kernels.multi_vectors import is_multi
+from milvus_hubness.correction.kernels.rows import pooled
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.lease_records import now, read_ledger
 from milvus_hubness.jobs.common.progress import key_pages
@@ -386,20 +386,15 @@ def _directions(dim: int) -> npt.NDArray[np.float64]:
 
 def _marks(vectors: Floats) -> Marks:
     """Return the marks of vectors (n, d)."""
-    numbers = _one_vector_a_row(vectors)
+    numbers = pooled(vectors)
     # Sums of numbers near the largest float32 are infinite only in float32.
     marks: Marks = numbers.astype(np.float64) @ _directions(numbers.shape[1])
     return marks
 
 
-def _one_vector_a_row(vectors: Floats) -> Floats:
-    """Return vectors as they are, and the means of several vectors a row, (n, d)."""
-    return vectors.means() if is_multi(vectors) else vectors
-
-
 def _are_same(vectors: Floats, former: Marks) -> npt.NDArray[np.bool_]:
     """Return which vectors (n, d) have these marks (n, 2)."""
-    numbers = _one_vector_a_row(vectors)
+    numbers = pooled(vectors)
     lengths = np.linalg.norm(numbers.astype(np.float64), axis=1)
     allowed = SAME * lengths / sqrt(numbers.shape[1])
     with np.errstate(invalid="ignore"):

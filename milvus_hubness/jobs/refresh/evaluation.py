@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import Correction, reduced_items, reduced_queries
-from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
+from milvus_hubness.correction.kernels.rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, Kinds
 from milvus_hubness.jobs.refresh.among_all import values_among_all
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
