@@ -131,11 +131,11 @@ def test_each_new_fault_is_warned_of(migration, path):
         for count, broken in enumerate(['{"pace": 1}', "{", '{"pace": 1}'], 1):
             path.write_text(broken)
             until(lambda count=count: len(migration.told()) == count)
-        path.write_text("{}")
-        time.sleep(0.1)
+        path.write_text('{"rows_per_second": 5}')
+        until(lambda: migration.throttle.snapshot()["rows_per_second"] == 5)
         path.write_text('{"pace": 1}')
-        until(lambda: migration.told() == ["warning"] * 4)
-    messages = [event.facts["message"] for event in migration.heard]
+        until(lambda: migration.told().count("warning") == 4)
+    messages = [event.facts["message"] for event in migration.heard if event.name == "warning"]
     assert messages[0] == messages[2] == messages[3]
     assert "'pace' is not one of paused, rows_per_second" in messages[0]
     assert "is not JSON" in messages[1]
