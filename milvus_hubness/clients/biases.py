@@ -191,7 +191,7 @@ class BankBiases:
             work = partial(
                 _of_written, cached, state, vectors, rows, are_apart, with_measures and is_active
             )
-            column, hints, of_rows, leaves_room = yield Compute(work)
+            column, hints, row_measures, leaves_room = yield Compute(work)
             biases[profile.slot] = column
             if are_apart and leaves_room:
                 epoch = -state.profile.epoch
@@ -199,7 +199,7 @@ class BankBiases:
             # The index is shaped by the queries of the active profile alone.
             if is_active:
                 locality_hints = hints
-                measures = of_rows
+                measures = row_measures
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.

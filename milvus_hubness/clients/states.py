@@ -183,9 +183,9 @@ class CachedStates(ABC, Generic[C]):
     def remembered(self, collection: str) -> C | None:
         """Return the state if it is cached and not older than the TTL."""
         cached = self._states.get(collection)
-        return (
-            cached if cached is not None and time.monotonic() < cached.lifetime.expires_at else None
-        )
+        if cached is None or time.monotonic() >= cached.lifetime.expires_at:
+            return None
+        return cached
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[C]:
         """Return the collection state, read at most once in `state_ttl` seconds.

@@ -2,8 +2,8 @@
 
 An estimator asks the kernels for means, maxima and sums of the scores of two operands. Those of two
 arrays are inner products, and those of two `TokenRows`, queries and documents, are MaxSim. All
-else that estimators do with vectors, rows of tokens do too, see `kernels.rows`: they are taken by number, and get
-columns, numbers that stand in each token of a row:
+else that estimators do with vectors, rows of tokens do too, see `kernels.rows`: they are taken by
+number, and get columns, numbers that stand in each token of a row:
 
     s(q, r) = MaxSim(q, r) + ⟨columns of q, columns of r⟩
 

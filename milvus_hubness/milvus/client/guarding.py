@@ -53,12 +53,12 @@ class HubGuard:
         key_at: Callable[[int], Any],
     ) -> None:
         """Warn of rows that look like planted hubs, or refuse them: raises HubRefused."""
+        from milvus_hubness.correction.guard import RowEvidence
+
         evidence = state.profile.evidence
         # Quantiles need 200 rows; before that, no row can be compared.
         if evidence is None:
             return
-
-        from milvus_hubness.correction.guard import RowEvidence
 
         written = RowEvidence(*rows, self._writer(collection, state))
         positions: list[int] = written.stopped(evidence).tolist()

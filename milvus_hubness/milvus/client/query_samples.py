@@ -109,6 +109,7 @@ class Sampler:
         """How many samples of the last batch were neither stored nor dropped yet."""
 
     def listens_to(self, cached: Searched) -> bool:
+        """Whether queries of this collection are sampled."""
         return bool(cached.samplings.fields)
 
     def searched(self, cached: Searched, answered: Callable[[], AnsweredSearch]) -> None:

@@ -637,9 +637,13 @@ def pattern_of(question: Question, options: Mapping[str, Any]) -> Pattern | None
     names = question.output_fields
     overrides = question.overrides
     anns_field = options.get("anns_field")
+    if type(data) is list:
+        are_vectors = VECTORS.issuperset(map(type, data))
+    else:
+        are_vectors = isinstance(data, np.ndarray) and data.ndim > 1
     # Each of these is quick, and few are calls: nearly all searches pass all of them.
     is_usual = (
-        (VECTORS.issuperset(map(type, data)) if type(data) is list else _is_matrix(data))
+        are_vectors
         and type(limit) is int
         and (
             names is None
@@ -671,11 +675,8 @@ def pattern_of(question: Question, options: Mapping[str, Any]) -> Pattern | None
     )
 
 
-def _is_matrix(data: Any) -> bool:
-    return isinstance(data, np.ndarray) and data.ndim > 1
-
-
 def _are_usual(overrides: Overrides) -> bool:
+    """Whether these settings have the types of those that most searches have."""
     return type(overrides.profile) in NAMES and NUMBERS.issuperset(
         map(type, (overrides.strength, overrides.kinds))
     )
